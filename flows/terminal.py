@@ -10,23 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_core.machine.output import reader_may_leave
+from grpo_core.machine.output import ignore_broken_pipe
 from grpo_core.plain_text import for_terminal, visible
 from grpo_core.redaction import redact_uri
-from grpo_core.run.record import finite
+from grpo_core.run.journal import finite
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 
 
 def echo(line: str = "", err: bool = False) -> None:
     """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
-    with reader_may_leave():
+    with ignore_broken_pipe():
         typer.echo(visible(redact_uri(line)), err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:
     """Print a text of several lines."""
-    with reader_may_leave():
+    with ignore_broken_pipe():
         typer.echo(for_terminal(text), err=err)
 
 
@@ -79,7 +79,7 @@ def messages_to_stderr(wanted: bool) -> Iterator[None]:
 
 def echo_json(document: Any) -> None:
     """Print a JSON document in ASCII, so that nothing in it acts on a terminal; without passwords, NaN as a string."""
-    with reader_may_leave():
+    with ignore_broken_pipe():
         typer.echo(json.dumps(_printable(finite(document)), indent=2, allow_nan=False, default=str))
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from grpo_core.machine.disk import write_whole
-from grpo_core.machine.marker import Kind
-from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, allowed_roots, refuse_foreign_root
+from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, Kind, allowed_roots, refuse_foreign_root
 from grpo_core.run.folder import RunDir
-from grpo_core.run.locking import new_run as locked_new_run
+from grpo_core.run.resuming import new_run as locked_new_run
 from tasks.process.context import is_deployed
 
 
 @contextlib.contextmanager
 def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
-    """Do as `grpo_core.run.locking.new_run`, and claim the folder for this flow run at the end."""
+    """Do as `grpo_core.run.resuming.new_run`, and claim the folder for this flow run at the end."""
     with locked_new_run(run_path, name, kind) as run_dir:
         yield run_dir
         claim(run_dir.path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.training.timed import TimedStep
 from benchmarks.training.workload import Workload, prepare_inputs
-from grpo_core.machine.allocator import REUSED_MEMORY
+from grpo_core.run.child import REUSED_MEMORY
 
 ROOT = Path(__file__).parents[2]
 AS_STARTED = "trl-as-started"

@@ -20,7 +20,8 @@ def clean(
 ) -> None:
     """List what can go of runs that have ended or failed, with its size; with --yes, remove it."""
     from grpo_core.errors import name_of
-    from grpo_core.run.cleaning import KINDS, find_items, remove_items
+    from grpo_core.run.cleaning import KINDS
+    from grpo_core.run.cleaning import clean as find_removable
     from grpo_core.run.disk_need import shown_bytes
 
     if not folder.is_dir() and folder != RUNS:
@@ -28,16 +29,11 @@ def clean(
     unknown = [name for name in kind or () if name not in KINDS]
     if unknown:
         raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(KINDS)}")
-    found = find_items(folder, kind or tuple(KINDS), run or ())
+    found = find_removable(folder, kind or tuple(KINDS), run or (), remove_them=yes)
     for item in found.items:
         typer.echo(f"{item.kind:12}{shown_bytes(item.bytes):>8}  {name_of(str(item.path), 300)}")
     for text in found.skipped:
         typer.echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
-    if not yes:
-        typer.echo(f"{total} can go; --yes removes {'them' if found.items else 'what is listed'}")
-        return
-    left = remove_items(found.items)
-    for text in left:
-        typer.echo(f"left alone: {text}", err=True)
-    typer.echo(f"{total} removed" if not left else "removed what could be removed")
+    hint = f"can go; --yes removes {'them' if found.items else 'what is listed'}"
+    typer.echo(f"{total} {'removed' if yes else hint}")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.terminal import echo
-from grpo_core.machine.marker import Kind
-from grpo_core.run.flow_folder import make_folder
+from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 

@@ -10,8 +10,7 @@ from flows.stack import commands
 from flows.stack.commands import HOSTS_VARIABLE, POOL, STACK_VARIABLES, loopback_hosts, loopback_origins, past_proxies
 from flows.stack.processes import MARK, SERVICE, listens, service_processes, start_process
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client
-from grpo_core.machine.gpus import SLOTS_VARIABLE
-from grpo_core.machine.slots import FOLDER_VARIABLE
+from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE
 from tasks.credentials import address_variables
 from tasks.process.context import WORKER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE

@@ -19,7 +19,7 @@ from grpo_core.compare.runs import ENDED, ComparedRun, Source, UnreadRun, find_s
 from grpo_core.compare.settings import Setting, differing_settings
 from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import CURVE_KINDS, Curve
-from grpo_core.run.record import now
+from grpo_core.run.journal import now
 from grpo_core.sweep.display import kl_lines
 
 TITLED_RUNS = 4

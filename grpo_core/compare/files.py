@@ -11,11 +11,11 @@ import pandas
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
 from grpo_core.compare.page import render_comparison
-from grpo_core.compare.pictures import PICTURES, save_pictures
+from grpo_core.compare.pictures import save_pictures
 from grpo_core.compare.runs import Source, begun_runs
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
-from grpo_core.run.flow_folder import FlowDir, Place, places
+from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.sweep.folder import StoredSweep
 
 logger = logging.getLogger(__name__)
@@ -49,11 +49,6 @@ class ComparisonDir(FlowDir):
 
     page = Place(PAGE)
     document = Place("comparison.json")
-
-    files: ClassVar[tuple[str, ...]] = (
-        *(*FlowDir.files, *places(vars(), "file")),
-        *(*(f"{name}.csv" for name in TABLES), *(f"{name}.png" for name in PICTURES)),
-    )
 
 
 def write_comparison(comparison: RunComparison, folder: Path) -> Path:

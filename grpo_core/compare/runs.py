@@ -6,8 +6,8 @@ from pathlib import Path
 
 from grpo_core.compare.settings import Setting, name_lines
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
-from grpo_core.machine.marker import read_marker
 from grpo_core.run.curves import RunCurves
+from grpo_core.run.flow_folder import read_marker
 from grpo_core.run.opened import Run
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 

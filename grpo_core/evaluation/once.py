@@ -9,9 +9,9 @@ from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
+from grpo_core.run.child import read_process_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import last_event, read_records
-from grpo_core.run.process_state import read_process_state
 from grpo_core.run.start_weights import config_here, start_weights
 
 MODULE = "grpo_core.evaluation"

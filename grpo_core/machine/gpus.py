@@ -1,7 +1,8 @@
-"""The NVIDIA GPUs of this machine, and locks that keep two runs of a user from sharing one without knowing of each other.
+"""The NVIDIA GPUs of this machine, and what keeps the runs of a user from sharing them without knowing of each other.
 
 A GPU is known by its UUID, whatever CUDA_VISIBLE_DEVICES makes its number. Its holder locks a file of that name. The runs of a
-stack with several slots (`grpo up --slots N`, GRPO_SLOTS) share the lock.
+stack with several slots (`grpo up --slots N`, GRPO_SLOTS) share the lock. The slots themselves are locks, too: the work pool's
+limit counts flow runs, and a training that is left to finish its step outlives its run, so each child holds one.
 """
 
 import contextlib
@@ -10,29 +11,49 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pynvml
 
 from grpo_core.errors import DeviceError, raised_as
 from grpo_core.machine.locks import holder_of, open_lock, try_lock
 
-T = TypeVar("T")
-
 SLOTS_VARIABLE = "GRPO_SLOTS"
 """How many runs take place at a time; set for the runs of a stack."""
+FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
+"""Where the slots' locks are; set, with their number, by whoever starts the worker. Without them nothing is limited."""
 
 
 def slot_count() -> int:
-    """Return how many runs of this machine's stack take place at a time; 0 outside of one.
+    """Return how many runs of this machine's stack take place at a time; 0 outside of one."""
+    return int(os.environ.get(SLOTS_VARIABLE) or 0)
+
+
+@contextlib.contextmanager
+def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[int, ...]]:
+    """Hold a slot while inside; yield the file descriptors that a child must inherit to hold it to its own end.
+
+    Args:
+        wait: called between two attempts while every slot is taken; what it raises ends the waiting.
+        say: takes a line that names the holders, when the wait begins.
 
     Raises:
-        DeviceError: the variable holds something else.
+        DeviceError: the folder of the slots cannot be used.
     """
-    value = os.environ.get(SLOTS_VARIABLE) or "0"
-    if not value.isdecimal():
-        raise DeviceError(f"{SLOTS_VARIABLE}={value}: is no number of runs; unset it, or let `grpo up --slots N` set it")
-    return int(value)
+    count, folder = slot_count(), os.environ.get(FOLDER_VARIABLE)
+    if not count or not folder:
+        yield ()
+        return
+    with contextlib.ExitStack() as opened:
+        with raised_as(DeviceError, f"{FOLDER_VARIABLE}={folder}: the slots cannot be used ({{cause}})", OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            slots = [opened.enter_context(open_lock(Path(folder) / f"slot-{index}")) for index in range(count)]
+        found = next(filter(try_lock, slots), None)
+        if found is None:
+            say(f"waiting for one of {count} slot(s), held by {', '.join(map(holder_of, slots))}")
+        while found is None:
+            wait()
+            found = next(filter(try_lock, slots), None)
+        yield (found.fileno(),)
 
 
 @contextlib.contextmanager
@@ -66,43 +87,32 @@ def gpu_memory() -> int | None:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = None if visible is None else [name.strip() for name in visible.split(",")]
-    return _ask_driver(lambda: _visible_memory(seen), None)
-
-
-def _visible_memory(seen: list[str] | None) -> int | None:
-    if seen and seen[0].startswith("MIG-"):  # CUDA sees one part at most
-        part = pynvml.nvmlDeviceGetHandleByUUID(seen[0])
-        return int(pynvml.nvmlDeviceGetMemoryInfo(part).total)
     found = []
-    for index, handle in enumerate(_handles()):
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
-            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+    with contextlib.suppress(pynvml.NVMLError), _driver():
+        if seen and seen[0].startswith("MIG-"):  # CUDA sees one part at most
+            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(seen[0])).total)
+        for index in range(pynvml.nvmlDeviceGetCount()):  # in the order of the PCI bus, as nvidia-smi counts them
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
+                found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     return min(found, default=None)
 
 
 def gpus() -> tuple[list[str], str | None]:
     """Return the names of the machine's NVIDIA GPUs and their driver's version."""
-    nothing: tuple[list[str], str | None] = ([], None)
-    return _ask_driver(_names_and_driver, nothing)
+    names, version = list[str](), None
+    with contextlib.suppress(pynvml.NVMLError), _driver():
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names, version = [pynvml.nvmlDeviceGetName(handle) for handle in handles], pynvml.nvmlSystemGetDriverVersion()
+    return names, version
 
 
-def _names_and_driver() -> tuple[list[str], str | None]:
-    return [pynvml.nvmlDeviceGetName(handle) for handle in _handles()], pynvml.nvmlSystemGetDriverVersion()
-
-
-def _handles() -> list[Any]:
-    """Return the GPUs in the order of the PCI bus, as nvidia-smi counts them."""
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-
-
-def _ask_driver(question: Callable[[], T], otherwise: T) -> T:
-    """Return an answer of NVIDIA's driver, `otherwise` where there is none; torch would take memory of each GPU to ask."""
+@contextlib.contextmanager
+def _driver() -> Iterator[None]:
+    """Ask NVIDIA's driver inside; torch would take memory of each GPU to ask."""
+    pynvml.nvmlInit()
     try:
-        pynvml.nvmlInit()
-        try:
-            return question()
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return otherwise
+        yield
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""Locks on files, which the kernel frees when their holder ends, however it ends.
+"""Locks on files (flock), which the kernel frees when their holder ends, however it ends.
 
 A child that inherits the descriptor of a locked file holds the lock, too.
 """
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 LOOKING_SECONDS = 0.5
 NOTICE_SECONDS = 2.0
-"""A wait that lasts longer than this is reported, and again whenever it has become ten times as long."""
+"""A wait that lasts longer than this is reported."""
 _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
@@ -55,6 +55,20 @@ def _close_copies() -> None:
 os.register_at_fork(after_in_child=_close_copies)
 
 
+def _pause() -> None:
+    time.sleep(LOOKING_SECONDS / 10)
+
+
+def _lock_within(file: IO[bytes], seconds: float, wait: Callable[[], None] = _pause) -> bool:
+    """Lock an open file as soon as that is possible, and return whether it was within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not try_lock(file):
+        if time.monotonic() > deadline:
+            return False
+        wait()
+    return True
+
+
 def lock_holder(path: Path) -> str | None:
     """Return who holds the lock of a file now (`process 4711`), None if nobody does or there is no such file."""
     if not path.is_file():
@@ -82,17 +96,10 @@ def locked_soon(file: IO[bytes], kind: type[GrpoError], refusal: str) -> IO[byte
         kind: of the error that is raised then.
         refusal: its message, with `{holder}` in place of who holds the lock.
     """
-    deadline = time.monotonic() + LOOKING_SECONDS
-    while not try_lock(file):
-        if time.monotonic() > deadline:
-            with file:
-                raise kind(refusal.replace("{holder}", holder_of(file)))
-        _pause()
+    if not _lock_within(file, LOOKING_SECONDS):
+        with file:
+            raise kind(refusal.replace("{holder}", holder_of(file)))
     return file
-
-
-def _pause() -> None:
-    time.sleep(LOOKING_SECONDS / 10)
 
 
 @contextlib.contextmanager
@@ -118,18 +125,13 @@ def waited_lock(
         OSError: the file cannot be opened.
     """
     with open_lock(path) as file:
-        began, report_at = time.monotonic(), NOTICE_SECONDS
-        while not try_lock(file):
-            waited = time.monotonic() - began
-            if waited > patience:
+        if not _lock_within(file, min(NOTICE_SECONDS, patience), wait):
+            say(f"waiting for {holder_of(file)}, which {purpose}")
+            if not _lock_within(file, patience - NOTICE_SECONDS, wait):
                 raise BusyError(
                     f"{path}: {holder_of(file)}, which {purpose}, has held this lock for more than {patience:.0f} s; "
                     "wait for it, or end it if it hangs, and try again"
                 )
-            if waited > report_at:
-                report_at *= 10
-                say(f"waiting for {holder_of(file)}, which {purpose}")
-            wait()
         yield file
 
 

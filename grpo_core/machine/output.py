@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def reader_may_leave() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """Write inside to standard output or error; once nobody reads one of them, what is written to it goes nowhere.
 
     A run does not fail because nobody looks at its lines any more, as it does not when its terminal is closed under `nohup`.

@@ -1,29 +1,25 @@
-"""The alerts of a run, one story from two writers: the training's are records of its journal, the monitor's lie beside it.
+"""The alerts of a run, one story from two writers: the training's are records of its journal, the monitor's lie beside it."""
 
-The monitor's come from rules (`rules.py`): which bound was crossed by which value at which step.
-"""
-
+import json
 from collections.abc import Iterable
-from dataclasses import asdict
-
-from pydantic.dataclasses import dataclass as stored_dataclass
+from dataclasses import asdict, dataclass
 
 from grpo_core.errors import JournalError, raised_as
-from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json, read_lines
+from grpo_core.machine.jsonfile import append_json, read_lines
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 
 
-@stored_dataclass(frozen=True, kw_only=True, config=STORED)
+@dataclass(frozen=True, kw_only=True)
 class RaisedAlert:
     """An alert that was raised, as alerts.jsonl holds it."""
 
-    step: Count
+    step: int
     text: str
 
 
 def add_alert(run_dir: RunDir, step: int, text: str) -> None:
-    """Append an alert of the monitor, in the place of a last line that was torn.
+    """Append an alert of the monitor to alerts.jsonl; the journal itself has one writer, the training.
 
     Raises:
         OSError: it cannot be written.
@@ -37,20 +33,13 @@ def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:
     Raises:
         JournalError: a whole line is no alert.
     """
-    alerts = []
     file = run_dir.alerts_file
-    for number, line in enumerate(read_lines(file), start=1):
-        with raised_as(JournalError, f"{file}, line {number}: not an alert ({{cause}})", ValueError):
-            alerts.append(build(RaisedAlert, parse_json(line)))
-    return alerts
+    with raised_as(JournalError, f"{file}: a line is not an alert ({{cause}})", ValueError, TypeError):
+        return [RaisedAlert(**json.loads(line)) for line in read_lines(file)]
 
 
 def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
-    """Return every alert of a run in the order of the steps; of one step, those of the training first.
-
-    Args:
-        run_dir: of the run.
-        history: of its journal.
+    """Return every alert of a run in the order of the steps; of one step, those of the training's journal first.
 
     Raises:
         JournalError: as `monitor_alerts`.

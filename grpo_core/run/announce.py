@@ -11,7 +11,6 @@ from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.disk_need import (
     REMEDIES,
     KeptWeights,
-    checkpoint_bytes,
     describe_need,
     disk_need,
     kept_weights,
@@ -20,9 +19,6 @@ from grpo_core.run.disk_need import (
 )
 from grpo_core.run.folder import RunDir
 from grpo_core.run.model_shape import count_parameters
-
-LARGE_COPY_BYTES = 500_000_000
-"""Smaller ones are not worth a line."""
 
 
 def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: Callable[[str], None]) -> None:
@@ -74,7 +70,7 @@ def require_disk(
 
 
 def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:
-    """Report what a run takes beside its models: the copies of checkpoints where they are large, a vLLM that it starts.
+    """Report what a vLLM that the run starts takes beside its models.
 
     Args:
         run_dir: its folder.
@@ -82,9 +78,6 @@ def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None])
         report: takes each line.
     """
     config, num_parameters = run_dir.read_config(), count_parameters(model)
-    weights = kept_weights(config, model)
-    if weights is not None and (copied := checkpoint_bytes(config, weights)) >= LARGE_COPY_BYTES:
-        report(f"memory: checkpoints are written beside the training, from a copy that takes {shown_bytes(copied)}")
     if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
         return
     if num_parameters is None:

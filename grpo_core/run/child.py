@@ -1,20 +1,62 @@
-"""The child processes of a run, started: with a lifeline, a log file of their own, and a state file that says how they are."""
+"""The child processes of a run: started with a lifeline, a log and a state file, watched, and ended.
+
+The state file of a process holds its id and, at the end, its exit code; whoever watches it from elsewhere reads them there.
+"""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+import psutil
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import TrainingError
-from grpo_core.machine.allocator import REUSED_MEMORY
-from grpo_core.machine.disk import append_private
+from grpo_core.machine.disk import append_private, write_whole
+from grpo_core.machine.gpus import held_slot
+from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.slots import held_slot
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
-from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
+
+STOP_SECONDS = 20.0
+"""How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
+POLL_SECONDS = 0.1
+NOT_STARTED = 127
+"""Exit code in the state file of a process that could not be started; the shell's."""
+REUSED_MEMORY = {
+    "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={2**25}"
+    f":glibc.malloc.trim_threshold={2**60}:glibc.malloc.top_pad={2**28}"
+}
+"""Environment of a training, whose steps on a CPU allocate and free gigabytes: what one has freed is kept for the next.
+
+By default glibc gives it back to the system and takes it again as fresh pages, which have to be zeroed. Here it has pages of
+2 MB, grows by 256 MB at a time and never shrinks (EXPERIMENTS.md has the figures). Tensors of 32 MB and more still come from
+the system one by one: in the heap, small results between them would keep it from being used again.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, config=STORED)
+class ProcessState:
+    """What the state file of a process holds."""
+
+    pid: Annotated[int, Field(gt=0)] | None
+    """None for a process that could not be started."""
+    returncode: int | None
+    """None while it runs."""
+    left: bool = False
+    """Whether it was left to its end: nobody waits for its exit code."""
+
+
+NOT_YET = ProcessState(pid=None, returncode=None)
+"""Before it has started."""
 
 
 def run_watched(
@@ -25,7 +67,7 @@ def run_watched(
     look: Callable[[], None],
     stop: Callable[[subprocess.Popen[bytes]], None],
     report: Callable[[str], None],
-    started: Callable[[], None] = lambda: None,
+    silent: Callable[[float], object] = lambda _: None,
     python: str | None = None,
     state_file: Path | None = None,
     import_from: Sequence[str] = (),
@@ -39,7 +81,7 @@ def run_watched(
         look: called again and again while it runs or waits for a slot; pauses for a moment. What it raises ends the child.
         stop: ends a child that still runs when this process was interrupted; may leave it to its end.
         report: takes a line about a wait: for a slot, or for a reward function.
-        started: called when it has been started.
+        silent: takes again and again for how many seconds it has been running, where nothing else follows what it does.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
         import_from: more folders in which it finds modules.
@@ -49,13 +91,15 @@ def run_watched(
     """
     command = [interpreter(python), "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
-        log = ChildLog(log_file)
-        child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
+        log, began = ChildLog(log_file), time.monotonic()
+        child = _start(command, log_file, (lifeline, *slot), state_file, import_from)
         try:
-            started()
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
-                log.report_waits(report)
+                silent(time.monotonic() - began)
+                for line in log.read():
+                    if line.startswith(WAITING):
+                        report(line)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
@@ -80,12 +124,6 @@ class ChildLog:
         complete = text if last else text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
         return [line for line in complete.decode(errors="replace").splitlines() if line.strip()]
-
-    def report_waits(self, report: Callable[[str], None]) -> None:
-        """Report each new line that names a reward function which is waited for."""
-        for line in self.read():
-            if line.startswith(WAITING):
-                report(line)
 
 
 def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]], None], state_file: Path | None) -> None:
@@ -135,28 +173,32 @@ def held_lifeline() -> Iterator[int]:
             os.close(end)
 
 
-def start_child(
-    command: Sequence[str],
-    log_file: Path,
-    lifeline: int,
-    *,
-    slot: tuple[int, ...] = (),
-    state_file: Path | None = None,
-    import_from: Sequence[str] = (),
+def _start(
+    command: Sequence[str], log_file: Path, descriptors: tuple[int, ...], state_file: Path | None, import_from: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
     Args:
         command: what to run, an interpreter first.
         log_file: where its output goes.
-        lifeline: of `held_lifeline`.
-        slot: descriptors that hold a slot; the child inherits them.
+        descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         state_file: where its process id is written.
         import_from: more folders in which it finds modules.
 
     Raises:
         TrainingError: it cannot be started.
     """
+    environment = {
+        **REUSED_MEMORY,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
+        **os.environ,
+        LIFELINE_VARIABLE: str(descriptors[0]),
+        "PYTHONPATH": python_path(*import_from),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
+    }
     try:
         with append_private(log_file) as log:
             child = subprocess.Popen(
@@ -164,8 +206,8 @@ def start_child(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(lifeline, import_from),
-                pass_fds=(lifeline, *slot),
+                env=environment,
+                pass_fds=descriptors,
                 start_new_session=True,
             )
     except OSError as error:
@@ -174,21 +216,6 @@ def start_child(
         raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
     write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
     return child
-
-
-def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a child."""
-    return {
-        **REUSED_MEMORY,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
-        **os.environ,
-        LIFELINE_VARIABLE: str(lifeline),
-        "PYTHONPATH": python_path(*import_from),
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
-    }
 
 
 def interpreter(python: str | None) -> str:
@@ -216,3 +243,69 @@ def last_words(module: str, returncode: int, log_file: Path) -> str:
         fault = "it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it"
         return f"{call}: {fault}; {log_file} has the line"
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
+
+
+def write_process_state(file: Path | None, state: ProcessState) -> None:
+    """Write the state of a process, if it has a file for it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if file is None:
+        return
+    text = json.dumps(asdict(state)) + "\n"
+    try:
+        write_whole(file, text)
+    except OSError:  # a full disk has no room for a new file; who waits for the process must learn of its end all the same
+        if not file.exists():
+            raise
+        with file.open("r+") as stream:
+            stream.write(text)
+            stream.truncate()
+
+
+def read_process_state(file: Path) -> ProcessState:
+    """Return the state of a process; NOT_YET where there is no file of it, or something else."""
+    try:
+        return build(ProcessState, read_json(file))
+    except (OSError, ValueError):
+        return NOT_YET
+
+
+def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
+    """End the running process of `state_file` even if it hangs: SIGTERM, and after `patience` seconds SIGKILL.
+
+    Whoever started it has not reaped it yet while the state file shows no exit code, so the process id is still its own.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        state = read_process_state(state_file)
+        if process_has_ended(state_file) or state.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(state.pid, number)
+        deadline = time.monotonic() + patience
+        while not process_has_ended(state_file) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def ensure_ended(state_file: Path) -> None:
+    """Note that the process has ended if it never began, so that nobody waits for it."""
+    if read_process_state(state_file) == NOT_YET:
+        write_process_state(state_file, ProcessState(pid=None, returncode=NOT_STARTED))
+
+
+def process_has_started(state_file: Path) -> bool:
+    """Return whether the process of `state_file` has been started: it may have to wait for a slot."""
+    return read_process_state(state_file).pid is not None
+
+
+def process_has_ended(state_file: Path) -> bool:
+    """Return whether the process of `state_file` has ended or was left to its end; False before it has started."""
+    state = read_process_state(state_file)
+    return state.returncode is not None or state.left
+
+
+def process_runs(state_file: Path) -> bool:
+    """Return whether the process of `state_file` is there now, also where its end was not noted: its flow was killed."""
+    state = read_process_state(state_file)
+    return state.returncode is None and state.pid is not None and psutil.pid_exists(state.pid)

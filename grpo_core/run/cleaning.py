@@ -1,24 +1,24 @@
-"""What can be removed from folders that we made, and its removal: `grpo clean`.
+"""Which checkpoints and leftovers of runs can go, and their removal: `grpo clean`, and a training that prunes.
 
 Only folders with our marker are looked into, only things with names that we give are listed, and nothing of a run that is under
 way. The newest and the best checkpoint of a run always stay, and those that other runs begin with.
 """
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import FolderError, GrpoError, cause
 from grpo_core.machine.disk import PARTIAL, folder_bytes, remove
-from grpo_core.machine.locks import lock_holder, try_lock
-from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.locks import lock_holder
 from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_journal
+from grpo_core.run.integrity import ASIDE, check_journal
 from grpo_core.run.journal import last_event
-from grpo_core.run.repair import ASIDE
-from grpo_core.run.used import places_of, used_checkpoints
+from grpo_core.run.start_weights import start_places
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
@@ -33,110 +33,70 @@ class Item:
 
     kind: str
     path: Path
-    folder: Path
-    """The run's."""
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
-        return folder_bytes(self.path) if self.path.is_dir() else self.path.lstat().st_size
+    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removable:
-    """What can go, and what was passed over."""
+    """What can go, or has gone, and what was passed over, each with the reason."""
 
     items: tuple[Item, ...]
     skipped: tuple[str, ...]
-    """Folders that were not looked into, each with the reason."""
 
 
-def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collection[Path] = ()) -> Removable:
+def clean(
+    folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collection[Path] = (), *, remove_them: bool = False
+) -> Removable:
     """Return what can go of the runs in a folder, which may itself be that of a run or a sweep.
 
     Args:
         folder: usually `runs`.
         kinds: of KINDS.
         runs: only of these folders; empty = of all.
+        remove_them: whether it is removed, under the lock of each run.
     """
-    chosen = [FlowDir(path) for path in runs] or list(_flow_dirs(folder))
-    used = used_checkpoints({folder, *(place for flow_dir in chosen for place in places_of(flow_dir.path))})
+    chosen = [RunDir(path) for path in runs] or list(_run_dirs(folder))
+    used = {**_used_in(folder), **{path: user for run_dir in chosen for path, user in used_checkpoints(run_dir).items()}}
     items, skipped = list[Item](), list[str]()
-    for flow_dir in chosen:
+    for run_dir in chosen:
         try:
-            _refuse_busy(flow_dir)
-        except GrpoError as error:
-            skipped.append(f"{flow_dir.path}: {cause(error)}")
-            continue
-        for item in (item for item in _items(flow_dir) if item.kind in kinds):
-            user = used.get(item.path.resolve())
-            if user is None:
-                items.append(item)
-            else:
-                skipped.append(f"{item.path}: it is the {user[0]} of {user[1]}, which cannot be reproduced without it")
+            if holder := lock_holder(run_dir.journal_file):
+                raise FolderError(f"run dir {run_dir.path}: {holder} works on this run")
+            with run_dir.locked():
+                for kind, path in [item for item in _items(run_dir) if item[0] in kinds]:
+                    if user := used.get(path.resolve()):
+                        skipped.append(f"{path}: {user} begins with it and cannot be reproduced without it")
+                        continue
+                    items.append(Item(kind=kind, path=path, bytes=folder_bytes(path) or path.lstat().st_size))
+                    if remove_them:
+                        (path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves is no whole checkpoint
+                        remove(path)
+        except (GrpoError, OSError) as error:
+            skipped.append(cause(error))
     return Removable(items=tuple(items), skipped=tuple(skipped))
 
 
-def remove_items(items: Collection[Item]) -> list[str]:
-    """Remove what was listed, each under the lock of its folder and only if it can still go; return what was left, and why."""
-    left = list[str]()
-    for folder in dict.fromkeys(item.folder for item in items):
-        flow_dir = FlowDir(folder)
-        try:
-            _refuse_busy(flow_dir)
-            with flow_dir.open_lock() as lock:
-                if not try_lock(lock):
-                    raise FolderError("a flow has begun to work in it")
-                still = set(_items(flow_dir))
-                for item in (item for item in items if item.folder == folder):
-                    if item not in still:
-                        left.append(f"{item.path}: it has changed")
-                        continue
-                    (item.path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves is no whole checkpoint
-                    remove(item.path)
-        except (GrpoError, OSError) as error:
-            left.append(f"{folder}: {cause(error)}")
-    return left
-
-
-def _refuse_busy(flow_dir: FlowDir) -> None:
-    """Refuse to remove anything of a folder that is not ours or is under way.
-
-    Raises:
-        GrpoError: says why, without naming the folder.
-    """
-    if flow_dir.marker() is None:
-        raise FolderError(f"it has no {MARKER_FILE}")
-    holder = lock_holder(flow_dir.lock_file) or lock_holder(RunDir(flow_dir.path).journal_file)
-    if holder is not None:
-        raise FolderError(f"{holder} works on it")
-
-
-def _flow_dirs(folder: Path) -> Iterator[FlowDir]:
-    """Yield the folders with our marker: this one, or those in it, and the runs of each sweep."""
-    inside = folder
-    if (folder / MARKER_FILE).is_file():
-        yield FlowDir(folder)
-        inside = folder / "runs"
+def _run_dirs(folder: Path) -> Iterator[RunDir]:
+    """Yield the folders of runs: this one, or those in it, and the runs of each sweep."""
+    marker = RunDir(folder).marker()
+    if marker is not None and marker.kind in RunDir.kinds:
+        yield RunDir(folder)
+        return
+    inside = folder / "runs" if marker is not None else folder
     for path in sorted(inside.iterdir()) if inside.is_dir() else ():
         if not path.is_symlink() and (path / MARKER_FILE).is_file():
-            yield from _flow_dirs(path)
+            yield from _run_dirs(path)
 
 
-def _items(flow_dir: FlowDir) -> Iterator[Item]:
-    run_dir = RunDir(flow_dir.path)
+def _items(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
     checkpoints = run_dir.checkpoints
-    if checkpoints.is_symlink():
-        return
-    within = (path for name in RunDir.subfolders for path in (run_dir.path / name).rglob(f".*{PARTIAL}"))
-    partial = (*run_dir.path.glob(f".*{PARTIAL}"), *within)  # a sweep's runs have their own
-    aside = (path for start in ("damaged_", ASIDE) for path in checkpoints.glob(f"{start}step_*"))
-    for path in dict.fromkeys((*list_leftovers(checkpoints), *partial, *aside)):
-        yield Item(kind="leftovers", path=path, folder=run_dir.path)
+    partial = (path for path in run_dir.path.rglob(f".*{PARTIAL}") if not path.is_relative_to(checkpoints))
+    for path in (*list_leftovers(checkpoints), *checkpoints.glob(f"{ASIDE}step_*"), *partial):
+        yield "leftovers", path
     best = find_best(checkpoints)
     for path in list_checkpoints(checkpoints)[:-1] if _has_ended(run_dir) else ():
         if path != best:
-            yield Item(kind="checkpoints", path=path, folder=run_dir.path)
+            yield "checkpoints", path
 
 
 def _has_ended(run_dir: RunDir) -> bool:
@@ -146,3 +106,24 @@ def _has_ended(run_dir: RunDir) -> bool:
     except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
         return False
     return last is not None and last.kind == "end" and last.data.get("status") in ("finished", "stopped")
+
+
+def used_checkpoints(run_dir: RunDir) -> dict[Path, Path]:
+    """Return {checkpoint: run that begins with it} of all runs beside this one; of a sweep's run, also beside the sweep."""
+    folder = run_dir.path.resolve().parent
+    is_of_sweep = (folder.parent / "sweep.json").exists()  # the name is `sweep/folder.py`'s, a layer above
+    return {**_used_in(folder), **(_used_in(folder.parent.parent) if is_of_sweep else {})}
+
+
+def _used_in(folder: Path) -> dict[Path, Path]:
+    """Return the same of the runs in a folder and in the sweeps there. An evaluation is done with its policy."""
+    used = {}
+    for file in (*folder.glob("*/config.json"), *folder.glob("*/runs/*/config.json")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
+            run_dir, model = RunDir(file.parent), read_json(file)["model"]
+            if run_dir.read_origin().preset == "evaluation":
+                continue
+            sources = (model["source"], (model.get("lora") or {}).get("init_from"), *start_places(run_dir).values())
+            for policy in (Path(source).expanduser().resolve() for source in sources if source is not None):
+                used[policy.parent if policy.name == "policy" else policy] = file.parent
+    return used

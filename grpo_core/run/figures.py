@@ -25,8 +25,9 @@ def reward_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Fi
     with _panels(run, alarms, title, "reward", "share") as (figure, top, bottom):
         draw_curve(top, run.get("reward/mean"), "reward", smooth=True)
         draw_curve(top, run.get("group/best_mean"), "best of its group", style=":")
-        _draw_points(top, run.get("eval/heldout/greedy_accuracy"), "s", "held-out greedy accuracy")
-        _draw_points(top, run.get("eval/heldout_sample/greedy_accuracy"), ".", "the same, on a sample")
+        points: dict[str, Any] = {"color": "black", "markersize": 5}
+        draw_curve(top, run.get("eval/heldout/greedy_accuracy"), "held-out greedy accuracy", style="s", **points)
+        draw_curve(top, run.get("eval/heldout_sample/greedy_accuracy"), "the same, on a sample", style=".", **points)
         draw_curve(bottom, run.get("group/zero_std_frac"), "groups with equal rewards")
         draw_curve(bottom, run.get("completion/truncated_frac"), "truncated completions", style="--")
         bottom.set_ylim(-0.03, 1.03)
@@ -130,11 +131,6 @@ def scale_kl(axes: Axes, values: np.ndarray) -> None:
         axes.set_yscale("symlog", linthresh=median)
     if values.min() >= -1e-6 * float(positive.max()):  # else matplotlib shows a decade below 0, where nothing is
         axes.set_ylim(bottom=0)
-
-
-def _draw_points(axes: Axes, curve: Curve | None, marker: str, label: str) -> None:
-    if curve is not None:
-        axes.plot(curve.steps, curve.values, marker, color="black", markersize=5, label=label)
 
 
 def mark_alarms(axes: Axes, alarms: Collection[int], label: bool = True) -> None:

@@ -1,32 +1,87 @@
-"""What the folder of a run and the folder of a sweep have in common: each is marked, held and tracked by one flow.
+"""What the folder of a run and that of a sweep have in common: each is marked as ours, held by one flow, and tracked.
 
-A start holds the lock of its folder from its first moment: of two that begin in one folder, one is refused.
+The marker is `.grpo-folder`, one small JSON file. A folder is ours by its marker alone: other programs use names such as
+`config.json`, `data/` and `checkpoints/`, too. Nothing is deleted or overwritten in a folder without one.
 """
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, ClassVar, Literal
 
-from grpo_core.errors import FolderError, JournalError, few_names, raised_as
-from grpo_core.machine.locks import locked_soon, open_lock
-from grpo_core.machine.marker import (
-    MARKER_FILE,
-    Kind,
-    Marker,
-    foreign_entries,
-    read_marker,
-    refuse_special_place,
-    write_marker,
-)
+from pydantic.dataclasses import dataclass as stored_dataclass
 
+from grpo_core.errors import FolderError, JournalError, few_names, raised_as
+from grpo_core.machine.disk import flush
+from grpo_core.machine.jsonfile import STORED, build, read_json, write_json
+from grpo_core.machine.locks import locked_soon, open_lock
+
+Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
+MARKER_FILE = ".grpo-folder"
+FORMAT = 2
 RUNS_FOLDER = Path("runs")
 ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
 """Where deployed flows may write: folders, separated as in PATH; unset = the worker's `runs/`."""
+
+
+@stored_dataclass(frozen=True, kw_only=True, config=STORED)
+class Marker:
+    """What the marker of a folder holds."""
+
+    kind: str
+    """One of `Kind`."""
+    format: int = FORMAT
+    """Version of the folder's layout."""
+    created: str = ""
+    """When the marker was written: ISO-8601 with time zone."""
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """Return the marker of a folder; None where there is none, or a file that is no marker of ours.
+
+    Raises:
+        FolderError: another version made the folder.
+    """
+    try:
+        facts = read_json(folder / MARKER_FILE)
+        if isinstance(facts, dict) and facts.get("format", FORMAT) != FORMAT:
+            raise FolderError(
+                f"{folder}: made by another version of grpo-flow (format {facts['format']}, this version reads {FORMAT})"
+            )
+        return build(Marker, facts)
+    except (OSError, ValueError):
+        return None
+
+
+def write_marker(folder: Path, kind: Kind) -> None:
+    """Mark a folder as ours; marker and folder survive a power failure.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=datetime.now(UTC).isoformat(timespec="seconds"))))
+    with contextlib.suppress(PermissionError):  # of somebody else's, in which others may make folders
+        flush(folder.parent)
+
+
+def refuse_special_place(path: Path, what: str) -> None:
+    """Refuse places that are never a folder of our own: the root, the home, a `~` that no shell expanded.
+
+    Args:
+        path: the folder that is asked for.
+        what: what it is to be, for the message: `run dir`.
+
+    Raises:
+        FolderError: it is one of them.
+    """
+    if path.parts and path.parts[0].startswith("~"):
+        raise FolderError(f"{what} {path}: `~` is not expanded here; give the whole path")
+    if path.resolve() in (Path("/"), Path(os.path.expanduser("~")).resolve()):  # noqa: PTH111  (of a user without a home)
+        raise FolderError(f"{what} {path}: is the root or home folder; give a folder of its own")
 
 
 @dataclass(frozen=True)
@@ -34,16 +89,10 @@ class Place:
     """A file or folder that a flow leaves in its folder: read from a `FlowDir`, it is the path there."""
 
     name: str
-    kind: Literal["file", "folder"] = "file"
 
     def __get__(self, flow_dir: "FlowDir", owner: type) -> Path:
         """Return where it is."""
         return flow_dir.path / self.name
-
-
-def places(names: Mapping[str, object], kind: str) -> tuple[str, ...]:
-    """Return the names in a folder of the files, or folders, among the attributes of a class."""
-    return tuple(place.name for place in names.values() if isinstance(place, Place) and place.kind == kind)
 
 
 @dataclass(frozen=True)
@@ -58,17 +107,12 @@ class FlowDir:
     """What names another one on the command line."""
     kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction", "sweep")
     """What a marker in it may say."""
-    subfolders: ClassVar[tuple[str, ...]] = ()
-    """Folders that are written and removed in it."""
     lock_file = Place("lock")
     """Locked by the flow that works here."""
     flow_run_file = Place("flow_run")
     """Id of the Prefect flow run that made the folder: its retries continue here."""
     tracking_file = Place("tracking.json")
     """Where the run or sweep is tracked: MLflow's store and run id."""
-
-    files: ClassVar[tuple[str, ...]] = (MARKER_FILE, *places(vars(), "file"))
-    """Files that are written in it."""
 
     def marker(self) -> Marker | None:
         """Return what marks the folder as ours; None where it is not."""
@@ -88,8 +132,7 @@ class FlowDir:
         ):
             self.path.mkdir(parents=True, exist_ok=True)
             marker = self.marker()
-            names = [] if marker is not None else foreign_entries(self.path)
-            if names:
+            if marker is None and (names := sorted(path.name for path in self.path.iterdir())):
                 raise FolderError(
                     f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
                     f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
@@ -115,18 +158,16 @@ class FlowDir:
                 f"{self.what} {self.path}: is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed"
             )
 
-    def open_lock(self) -> IO[bytes]:
-        """Open the lock file, to be locked.
+    def locked(self) -> IO[bytes]:
+        """Return the lock file, locked until it is closed: nobody else works in the folder, which must be ours.
 
         Raises:
-            FolderError: it cannot be opened.
+            FolderError: the folder is not ours, cannot be written, or another flow works in it.
         """
+        self.require_ours()
+        refusal = f"{self.what} {self.path}: {{holder}} works on this {self.what.removesuffix(' dir')}; wait for it, or end it"
         with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
-            return open_lock(self.lock_file)
-
-
-_started: dict[Path, IO[bytes]] = {}
-"""Locks of folders in which this process has begun a start, until `holding` takes them over."""
+            return locked_soon(open_lock(self.lock_file), FolderError, f"{refusal} first")
 
 
 def make_folder(name: str, root: Path = RUNS_FOLDER) -> Path:
@@ -145,39 +186,6 @@ def make_folder(name: str, root: Path = RUNS_FOLDER) -> Path:
         ):
             path.mkdir(parents=True)
             return path
-
-
-@contextlib.contextmanager
-def starting(flow_dir: FlowDir, kind: Kind) -> Iterator[None]:
-    """Mark a folder as ours and hold its lock; where what is inside fails, the lock is freed, else `holding` takes it over.
-
-    Raises:
-        FolderError: the folder is not ours, or another flow starts or works in it.
-    """
-    flow_dir.mark(kind)
-    with contextlib.ExitStack() as unless_started:
-        lock = unless_started.enter_context(_locked(flow_dir))
-        yield
-        unless_started.pop_all()
-    _started[flow_dir.path.resolve()] = lock
-
-
-@contextlib.contextmanager
-def holding(flow_dir: FlowDir) -> Iterator[None]:
-    """Keep every other flow out of a folder while inside; it must be ours.
-
-    Raises:
-        FolderError: the folder is not ours, or another flow works in it.
-    """
-    flow_dir.require_ours()
-    with _started.pop(flow_dir.path.resolve(), None) or _locked(flow_dir):
-        yield
-
-
-def _locked(flow_dir: FlowDir) -> IO[bytes]:
-    noun = flow_dir.what.removesuffix(" dir")
-    refusal = f"{flow_dir.what} {flow_dir.path}: {{holder}} works on this {noun}; wait for it, or end it first"
-    return locked_soon(flow_dir.open_lock(), FolderError, refusal)
 
 
 def allowed_roots(setting: str | None) -> tuple[Path, ...]:

@@ -5,20 +5,19 @@ report/  original/  alerts.jsonl  passes.json  tracking.json  process.json  flow
 journal.damaged-<time>.jsonl (after a repair)
 """
 
-import shutil
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, raised_as
-from grpo_core.machine.disk import close_to_others, read_regular, write_whole
+from grpo_core.machine.disk import close_to_others, read_regular, remove, write_whole
 from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
-from grpo_core.machine.marker import MARKER_FILE, Kind
-from grpo_core.run.flow_folder import FlowDir, Place, places
+from grpo_core.run.flow_folder import FlowDir, Kind, Place
 from grpo_core.run.journal import JOURNAL_FILE
 
+T = TypeVar("T")
 PROMPTS_MANIFEST = "data/manifest.json"
 
 
@@ -45,25 +44,22 @@ class RunDir(FlowDir):
     """Process id of the training process while it runs."""
     stop_file = Place("STOP")
     """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
-    data = Place("data", "folder")
+    data = Place("data")
     """Frozen prompts."""
-    completions = Place("completions", "folder")
+    completions = Place("completions")
     """One Parquet table a step."""
-    probe = Place("probe", "folder")
+    probe = Place("probe")
     """One Parquet table a measurement of the probe set."""
-    checkpoints = Place("checkpoints", "folder")
+    checkpoints = Place("checkpoints")
     """step_NNNNNN folders."""
-    eval = Place("eval", "folder")
+    eval = Place("eval")
     """Results of evaluations."""
-    report = Place("report", "folder")
+    report = Place("report")
     """Figures and the report."""
-    original = Place("original", "folder")
+    original = Place("original")
     """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
-    source = Place("source", "folder")
+    source = Place("source")
     """Of an evaluation: what was downloaded of the run that made the policy."""
-
-    subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
-    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))
 
     def completions_file(self, step: int) -> Path:
         """Completions of a step."""
@@ -93,8 +89,6 @@ class RunDir(FlowDir):
     def create(self, config: RunConfig, origin: Origin = Origin(), kind: Kind = "run") -> None:  # noqa: B008  (frozen)
         """Take a folder for a new run, write the resolved configuration and its origin into it.
 
-        What a failed start of ours has left there is replaced.
-
         Raises:
             JournalError: the folder already holds a run.
             FolderError: it is not empty and not ours.
@@ -102,16 +96,11 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         self.mark(kind)
         with raised_as(JournalError, f"run dir {self.path}: cannot be written ({{cause}}); give another --run-dir", OSError):
-            if self.config_file.exists():
-                self.forget_start()
             write_json(self.origin_file, asdict(origin))
             write_json(self.config_file, config.model_dump(mode="json"))
 
-    def forget_start(self, *others: Path) -> None:
-        """Remove what a start that came to nothing has left.
-
-        Args:
-            others: what is removed as well.
+    def forget_start(self) -> None:
+        """Remove what a start that came to nothing has left: of a run, a reproduction or an evaluation.
 
         Raises:
             FolderError: the folder is not ours.
@@ -119,12 +108,10 @@ class RunDir(FlowDir):
         """
         self.require_ours()
         self.refuse_second_run()
-        for place in (self.data, self.eval, self.report, self.completions, self.probe, *others):
-            shutil.rmtree(place, ignore_errors=True)
-        kept = (MARKER_FILE, self.lock_file.name, self.config_file.name, self.origin_file.name)
-        for name in self.files:
-            if name not in kept:
-                (self.path / name).unlink(missing_ok=True)
+        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source)
+        settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
+        for place in (*folders, *settings, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
+            remove(place)
 
     def refuse_second_run(self) -> None:
         """Keep a run from being written over.
@@ -150,10 +137,19 @@ class RunDir(FlowDir):
         Raises:
             JournalError: the file was changed into something else.
         """
-        if not self.provenance_file.exists():
-            return {}
-        with raised_as(JournalError, f"{self.provenance_file}: not the provenance of a run ({{cause}})", OSError, ValueError):
-            return build(dict[str, Any], read_json(self.provenance_file))
+        return self._read(self.provenance_file, dict[str, Any]) if self.provenance_file.exists() else {}
+
+    def read_origin(self) -> Origin:
+        """Return where the configuration comes from; a folder that was made by hand has no preset.
+
+        Raises:
+            JournalError: origin.json was changed into something else.
+        """
+        return self._read(self.origin_file, Origin) if self.origin_file.exists() else Origin()
+
+    def _read(self, file: Path, kind: type[T]) -> T:
+        with raised_as(JournalError, f"run dir {self.path}: no readable {file.name} ({{cause}})", OSError, ValueError):
+            return build(kind, read_json(file))
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration; it is validated once a process, however often it is asked for.
@@ -171,17 +167,6 @@ class RunDir(FlowDir):
             ValueError,
         ):
             return _resolved(read_regular(self.config_file))
-
-    def read_origin(self) -> Origin:
-        """Return where the configuration comes from; a folder that was made by hand has no preset.
-
-        Raises:
-            JournalError: origin.json was changed into something else.
-        """
-        if not self.origin_file.exists():
-            return Origin()
-        with raised_as(JournalError, f"run dir {self.path}: no readable origin.json ({{cause}})", OSError, ValueError):
-            return build(Origin, read_json(self.origin_file))
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,6 @@ from grpo_core.run.start_weights import (
     weights_here,
     where_it_was,
 )
-from grpo_core.run.used import prunable_starts
 
 
 def note_inputs(
@@ -65,8 +64,6 @@ def note_inputs(
             if is_resumed and alert not in known:
                 add_alert(run_dir, 0, alert)
     if not is_resumed:
-        for warning in prunable_starts(run_dir, start_folders(config)):
-            report(warning)
         write_provenance({**provenance, FOLDERS: start_folders(config)}, run_dir.provenance_file)
 
 

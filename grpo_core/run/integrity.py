@@ -1,45 +1,40 @@
-"""Whether the journal of a run is as it was written, and its configuration the one with which the run began.
+"""Whether the journal of a run is as it was written, its configuration the one with which it began, and what repairs a journal.
 
 Each checkpoint holds the SHA-256 of the journal's bytes so far: a line before it that was changed, added or removed is noticed.
+A damaged journal goes back to the last checkpoint that its intact part reaches. The damaged file stays beside it as
+journal.damaged-<time>.jsonl, and a record of the new one says how it was repaired. A repair that is killed has done nothing, or
+is done again.
 """
 
 import contextlib
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from grpo_core.config import changes_between, validate_config
-from grpo_core.errors import ConfigError, JournalError, ModelError, raised_as, shown
-from grpo_core.machine.disk import read_regular
+from grpo_core.errors import ConfigError, JournalError, ModelError, shown
+from grpo_core.machine.disk import durable, free_name, write_whole
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import DamagedJournalError, Record, parse_lines, supersede
+from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, read_content, supersede
 from grpo_core.run.pass_sizes import lowered_notes
 
 SHOWN_KEYS = 8
+ASIDE = "damaged_"
+"""Before the name of a checkpoint that is not to be used: nothing looks for one under such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The journal of a run, found intact."""
+class CheckedJournal:
+    """The journal of a run, as far as it is as it was written."""
 
     records: list[Record]
     """All of them, superseded ones included."""
-    notes: tuple[str, ...]
-    """What a reader of the figures should know about it: resumed with smaller passes, or repaired."""
-
-    @property
-    def history(self) -> list[Record]:
-        """The records that no later `resume` superseded."""
-        return supersede(self.records)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntactPart:
-    """How far a journal is as it was written."""
-
-    records: list[Record]
     num_bytes: int
     """Of these records."""
     fault: str | None
@@ -49,24 +44,26 @@ class IntactPart:
     unreached: tuple[Path, ...]
     """Those that were taken behind them."""
 
-    def damage(self, run_dir: RunDir) -> DamagedJournalError | None:
-        """Return the refusal of the journal; None where it is intact."""
-        if self.fault is None:
-            return None
-        resumes_from = self.reached[-1].name if self.reached else "step 0"
-        return DamagedJournalError(run_dir.journal_file, self.fault, len(self.records) + 1, resumes_from)
+    @property
+    def history(self) -> list[Record]:
+        """The records that no later `resume` superseded."""
+        return supersede(self.records)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know about it: resumed with smaller passes, or repaired."""
+        repairs = (record.data["text"] for record in self.records if record.kind == "alert" and "repaired" in record.data)
+        return (*lowered_notes(self.records), *repairs)
 
 
-def find_intact(run_dir: RunDir) -> IntactPart:
+def find_intact(run_dir: RunDir) -> CheckedJournal:
     """Return how far the journal of a run is as it was written.
 
     Raises:
         JournalError: it cannot be read.
     """
     marks = _marks(run_dir)  # before the journal is read: a training under way adds to both
-    file = run_dir.journal_file
-    with raised_as(JournalError, f"{file}: the journal cannot be read ({{cause}})", OSError):
-        content = read_regular(file) if file.exists() else b""
+    content = read_content(run_dir.journal_file) if run_dir.journal_file.exists() else b""
     records, num_bytes, fault = parse_lines(content)
     covered, digest = 0, hashlib.sha256()
     reached = list[Path]()
@@ -83,10 +80,10 @@ def find_intact(run_dir: RunDir) -> IntactPart:
         covered = mark.bytes
         reached.append(path)
     unreached = tuple(path for path, _ in marks[len(reached) :])
-    return IntactPart(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
+    return CheckedJournal(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
 
 
-def check_run(run_dir: RunDir) -> Checked:
+def check_run(run_dir: RunDir) -> CheckedJournal:
     """Return the journal of a run, which is intact and belongs to the run's configuration.
 
     Raises:
@@ -94,32 +91,24 @@ def check_run(run_dir: RunDir) -> Checked:
         ConfigError: config.json was edited after the run had begun.
     """
     checked = check_journal(run_dir)
-    check_config(run_dir, checked.records)
+    _refuse_edited(run_dir, checked.records)
     return checked
 
 
-def check_journal(run_dir: RunDir) -> Checked:
+def check_journal(run_dir: RunDir) -> CheckedJournal:
     """Return the journal of a run, which is intact, or empty where there is none.
 
     Raises:
         JournalError: as `check_run`.
     """
     intact = find_intact(run_dir)
-    damage = intact.damage(run_dir)
-    if damage is not None:
-        raise damage
-    records = intact.records
-    repairs = [str(record.data.get("text")) for record in records if record.kind == "alert" and "repaired" in record.data]
-    with raised_as(JournalError, f"{run_dir.journal_file}, {{cause}}", ValueError):
-        return Checked(records=records, notes=(*lowered_notes(records), *repairs))
+    if intact.fault is not None:
+        resumes_from = intact.reached[-1].name if intact.reached else "step 0"
+        raise DamagedJournalError(run_dir.journal_file, intact.fault, len(intact.records) + 1, resumes_from)
+    return intact
 
 
-def check_config(run_dir: RunDir, records: Sequence[Record]) -> None:
-    """Refuse a configuration that is not the one with which the run began.
-
-    Raises:
-        ConfigError: names the keys that differ, with both values.
-    """
+def _refuse_edited(run_dir: RunDir, records: Sequence[Record]) -> None:
     begun = next((r.data["config"] for r in records if r.kind in ("start", "resume") and "config" in r.data), None)
     if begun is None:
         return
@@ -145,3 +134,34 @@ def _marks(run_dir: RunDir) -> list[tuple[Path, JournalMark]]:
             if mark is not None:
                 found.append((path, mark))
     return sorted(found, key=lambda item: item[1].bytes)
+
+
+def cut(run_dir: RunDir, intact: CheckedJournal) -> str:
+    """Keep the intact part of a journal, move checkpoints that it does not reach aside; return what was done, one line.
+
+    The run goes back to the newest checkpoint that is left, or to its beginning. Evaluations whose record is lost are made
+    again.
+
+    Raises:
+        JournalError: another process writes the journal.
+    """
+    journal, records = run_dir.journal_file, intact.records
+    where = f"goes back to {intact.reached[-1].name}" if intact.reached else "begins again at step 0"
+    aside = f"; moved aside: {', '.join(path.name for path in intact.unreached)}" if intact.unreached else ""
+    text = f"journal repaired by a cut: its first {len(records)} records are left, the run {where}{aside}"
+    step = max((record.step for record in records if record.kind == "step"), default=0)
+    note = Record(seq=len(records), time=now(), kind="alert", step=step, data={"text": text, "repaired": "cut"})
+    evaluated = {(record.data.get("set"), record.step) for record in records if record.kind == "eval"}
+    refusal = f"{journal}: {{holder}} is writing it; wait for it, or end it first"
+    with locked_soon(journal.open("ab"), JournalError, refusal):
+        for path in intact.unreached:
+            path.rename(free_name(path.with_name(f"{ASIDE}{path.name}")))
+        for file in run_dir.eval.glob("*.json"):
+            facts = read_json(file)
+            if (facts["set"], facts["step"]) not in evaluated:
+                file.unlink()
+        content = read_content(journal)
+        with durable(free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl"))) as partial:
+            shutil.copy2(journal, partial)
+        write_whole(journal, content[: intact.num_bytes] + encode(note))
+    return text

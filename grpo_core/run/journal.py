@@ -10,33 +10,96 @@ A record is {"seq", "time", "kind", "step", "data"}. Each checkpoint holds the S
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from grpo_core.errors import DiskFullError, JournalError, cause, raised_as
 from grpo_core.machine.disk import durable_folder, flush, is_full_disk, read_regular
+from grpo_core.machine.jsonfile import first_fault
 from grpo_core.machine.locks import locked_soon
 from grpo_core.metrics import check_registered
-from grpo_core.run.record import KINDS, Kind, Record, decode_record, encode, now
 
-__all__ = [
-    "KINDS",
-    "DamagedJournalError",
-    "Journal",
-    "JournalTail",
-    "Kind",
-    "Record",
-    "last_event",
-    "read_journal",
-    "read_records",
-    "supersede",
-]
-
+Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
+KINDS = frozenset(get_args(Kind))
 JOURNAL_FILE = "journal.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One event.
+
+    Example: Record(seq=12, time="2026-01-01T10:00:00+00:00", kind="step", step=11, data={"metrics": {"kl/ref/drift": 0.02}}).
+    """
+
+    seq: int
+    """Position in the journal, from 0."""
+    time: str
+    """ISO-8601 with time zone."""
+    kind: Kind
+    step: int
+    """The step it belongs to; 0 before the first."""
+    data: Mapping[str, Any]
+    """`step` and `eval` records hold {"metrics": {key: number}}; the others what their kind needs."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The figures of a `step` or `eval` record, empty for other kinds."""
+        values: Mapping[str, float] = self.data.get("metrics", {})
+        return values
+
+    @property
+    def timestamp_ms(self) -> int:
+        """`time` as milliseconds since 1970, as MLflow wants it."""
+        return round(datetime.fromisoformat(self.time).timestamp() * 1000)
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def now() -> str:
+    """Return the time as a record holds it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def encode(record: Record) -> bytes:
+    """Return the line of a record, with its newline."""
+    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """Write NaN and infinities, for which JSON has no numbers, as the texts nan, inf and -inf."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def decode_record(line: bytes) -> Record:
+    """Return the record of one line; its number is not checked.
+
+    Raises:
+        ValueError: it is no journal record.
+    """
+    try:
+        record = _RECORD.validate_python(json.loads(line))
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from error
+    if "metrics" not in record.data:
+        return record
+    metrics = {key: float(value) for key, value in record.data["metrics"].items()}  # NaN and infinities were written as text
+    return replace(record, data={**record.data, "metrics": metrics})
 
 
 class DamagedJournalError(JournalError):
@@ -72,7 +135,7 @@ class Journal:
         )
         content = path.read_bytes()
         try:
-            records, self._whole_bytes = _records(path, content)
+            records, self._whole_bytes = _whole_records(path, content)
         except JournalError:
             self._file.close()
             raise
@@ -141,7 +204,7 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.exists():
         raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
-    return _records(path, _content(path))[0]
+    return JournalTail(path).read()
 
 
 def supersede(records: list[Record]) -> list[Record]:
@@ -173,21 +236,31 @@ class JournalTail:
         self._offset = self._number = 0
 
     def read(self) -> list[Record]:
-        """Return the records that have been completed since the last call."""
+        """Return the records that have been completed since the last call.
+
+        Raises:
+            DamagedJournalError: a line is no record, or not the next one.
+            JournalError: it cannot be read.
+        """
         if not self._path.exists():
             return []
-        records, num_bytes = _records(self._path, _content(self._path, self._offset), self._number)
+        records, num_bytes = _whole_records(self._path, read_content(self._path, self._offset), self._number)
         self._offset += num_bytes
         self._number += len(records)
         return records
 
 
-def _records(path: Path, content: bytes, first: int = 0) -> tuple[list[Record], int]:
-    """Return the records of the whole lines of a journal, the first of which has the number `first`, and their bytes.
+def read_content(path: Path, offset: int = 0) -> bytes:
+    """Return the bytes of a journal from `offset` on.
 
     Raises:
-        DamagedJournalError: a line is no record, or not the next one.
+        JournalError: it cannot be read.
     """
+    with raised_as(JournalError, f"{path}: the journal cannot be read ({{cause}})", OSError):
+        return read_regular(path, offset)
+
+
+def _whole_records(path: Path, content: bytes, first: int = 0) -> tuple[list[Record], int]:
     records, num_bytes, fault = parse_lines(content, first)
     if fault is not None:
         raise DamagedJournalError(path, fault, first + len(records) + 1)
@@ -209,13 +282,8 @@ def parse_lines(content: bytes, first: int = 0) -> tuple[list[Record], int, str 
             record = decode_record(content[num_bytes : end - 1])
             if record.seq != expected:
                 raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             return records, num_bytes, f"line {expected + 1}: not a journal record ({cause(error)})"
         records.append(record)
         num_bytes = end
     return records, num_bytes, None
-
-
-def _content(path: Path, offset: int = 0) -> bytes:
-    with raised_as(JournalError, f"{path}: the journal cannot be read ({{cause}})", OSError):
-        return read_regular(path, offset)

@@ -11,7 +11,7 @@ from grpo_core.data.frozen import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import durable, durable_folder
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json
-from grpo_core.policy.saved import list_checkpoints, read_state
+from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.comparison import JournalComparison, MeanDifference, compare_journals, compare_means
 from grpo_core.run.folder import RunDir
@@ -59,9 +59,9 @@ class Reproduction:
         """Return the verdict, then what it rests on, one line a fact."""
         promise = [] if self.promise is BITWISE else [f"such a run repeats {self.promise.what}"]
         differences = self.means if self.is_identical is None else self.journal.differences[1:SHOWN_DIFFERENCES]
-        return [self._verdict(), *promise, self._weights(), *self.inputs, *map(str, differences)]
+        return [self._outcome(), *promise, self._weights(), *self.inputs, *map(str, differences)]
 
-    def _verdict(self) -> str:
+    def _outcome(self) -> str:
         journal = self.journal
         held = f"{journal.figures} figures of {journal.steps} steps"
         if self.is_identical:
@@ -69,11 +69,8 @@ class Reproduction:
         if self.is_identical is None:
             return f"other tokens, as expected; compared are the means over {journal.steps} steps"
         if journal.differences:
-            steps = len({difference.step for difference in journal.differences})
-            return (
-                f"not identical: {len(journal.differences)} of {held} differ, in {steps} steps; "
-                f"the first is {journal.differences[0]}"
-            )
+            count, steps = len(journal.differences), len({difference.step for difference in journal.differences})
+            return f"not identical: {count} of {held} differ, in {steps} steps; the first is {journal.differences[0]}"
         if journal.missing:
             kind, step, name = journal.missing[0]
             record = f"{name} {NAMES[kind]} of step {step}".lstrip()
@@ -87,7 +84,7 @@ class Reproduction:
         return f"policy after step {self.final.step}: {same}"
 
 
-def verdict(run_dir: RunDir) -> Reproduction | None:
+def compare_with_original(run_dir: RunDir) -> Reproduction | None:
     """Compare a run with the one that it repeats; None where it repeats none.
 
     Raises:
@@ -96,8 +93,7 @@ def verdict(run_dir: RunDir) -> Reproduction | None:
     if not run_dir.original.exists():
         return None
     original = RunDir(run_dir.original)
-    file = original.path / POLICY_FILE
-    return compare_runs(original, run_dir, build(FinalPolicy, read_json(file)) if file.exists() else None)
+    return compare_runs(original, run_dir, _stored_final(original))
 
 
 def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) -> Reproduction:
@@ -113,15 +109,16 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
     """
     first, second = check_run(original), check_run(repeated)
     promise = repeatability(original.read_config())
+    weights = [path / "policy" for path in list_checkpoints(repeated.checkpoints) if final and step_of(path) == final.step]
     return Reproduction(
         inputs=(
             *config_differences(original.read_config(), repeated.read_config()),
-            *prompt_differences(original, repeated),
+            *_prompt_differences(original, repeated),
             *(f"the run that is repeated: {note}" for note in first.notes),
         ),
         journal=compare_journals(first.history, second.history, promise.unlike),
         final=final,
-        same_weights=None if final is None else _same_weights(final, repeated),
+        same_weights=weights_digest(weights[0]) == final.digest if final and weights else None,
         promise=promise,
         means=() if promise.is_exact else compare_means(first.history, second.history),
     )
@@ -132,13 +129,7 @@ def final_policy(run_dir: RunDir) -> FinalPolicy | None:
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if not checkpoints:
         return None
-    return FinalPolicy(step=read_state(checkpoints[-1]).step, digest=weights_digest(checkpoints[-1] / "policy"))
-
-
-def _same_weights(final: FinalPolicy, repeated: RunDir) -> bool | None:
-    """Compare with the checkpoint of the same step: the first run may have been stopped, or the second may have gone on."""
-    found = [path for path in list_checkpoints(repeated.checkpoints) if read_state(path).step == final.step]
-    return weights_digest(found[0] / "policy") == final.digest if found else None
+    return FinalPolicy(step=step_of(checkpoints[-1]), digest=weights_digest(checkpoints[-1] / "policy"))
 
 
 def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
@@ -150,20 +141,13 @@ def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
     ]
 
 
-def prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
-    """Return which prompts of two runs have different digests; nothing where one has no prompts yet."""
+def _prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
+    """Return that two runs have other prompts, by their digests; nothing where one has no prompts yet."""
     if not all((run.data / MANIFEST_FILE).exists() for run in (original, repeated)):
         return []
     before, now = read_manifest(original.data), read_manifest(repeated.data)
-    pairs = (
-        ("training", before.num_train, before.train_sha256, now.num_train, now.train_sha256),
-        ("held-out", before.num_eval, before.eval_sha256, now.num_eval, now.eval_sha256),
-    )
-    return [
-        f"{split} prompts: {old} with SHA-256 {old_digest[:12]} then, {new} with {new_digest[:12]} now"
-        for split, old, old_digest, new, new_digest in pairs
-        if old_digest != new_digest
-    ]
+    changed = f"prompts: {before} (SHA-256 {before.digest[:12]}) then, {now} (SHA-256 {now.digest[:12]}) now"
+    return [changed] if before.digest != now.digest else []
 
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:
@@ -183,22 +167,22 @@ def refuse_unfit(run: str, original: RunDir) -> None:
     """
     load_frozen(original.data)
     try:
-        journal = check_run(original).history
+        last = max((record.step for record in check_run(original).history if record.kind == "step"), default=0)
     except DamagedJournalError as error:  # what to do about it holds for a run, not for this copy
         raise JournalError(f"run {run}: {error.fault}; `grpo track RUN_DIR` sends MLflow a whole one") from error
-    steps = [record.step for record in journal if record.kind == "step"]
-    policy_file = original.path / POLICY_FILE
-    saved_after = read_json(policy_file)["step"] if policy_file.exists() else 0
-    if steps and steps[-1] < saved_after:
-        raise JournalError(
-            f"run {run}: its journal ends at step {steps[-1]}, and its policy was saved after step {saved_after}"
-        )
-    if not steps:
+    if not last:
         raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
-    expected = original.read_provenance().get("data_digest")
-    found = read_manifest(original.data).digest
-    if expected is not None and found != expected:
+    final = _stored_final(original)
+    if final is not None and last < final.step:
+        raise JournalError(f"run {run}: its journal ends at step {last}, and its policy was saved after step {final.step}")
+    expected, found = original.read_provenance().get("data_digest"), read_manifest(original.data).digest
+    if expected not in (None, found):
         raise JournalError(
             f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
             "they are not the prompts that it was trained on"
         )
+
+
+def _stored_final(original: RunDir) -> FinalPolicy | None:
+    file = original.path / POLICY_FILE
+    return build(FinalPolicy, read_json(file)) if file.exists() else None

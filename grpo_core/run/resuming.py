@@ -1,5 +1,12 @@
-"""Which runs can be resumed, and the command that does it, ready to be pasted into a shell."""
+"""How a run is begun or resumed: nobody else in its folder, nothing left of the session before, no trace of a failed start.
 
+Also which runs can be resumed, and the command that does it, ready to be pasted into a shell.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_core.config.repeatability import repeatability
@@ -7,12 +14,89 @@ from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
 from grpo_core.policy.saved import list_checkpoints, step_of
+from grpo_core.run.child import process_runs, read_process_state
+from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
-from grpo_core.run.integrity import Checked, check_run
+from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.process_state import process_runs
 from grpo_core.run.summary import lost_completions, run_state
+
+POLL_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
+    """Yield the folder of a run that starts, marked as ours and locked, without what a start that came to nothing has left.
+
+    Args:
+        run_path: the folder; None = a new one, which is removed again where the start fails.
+        name: of a new folder.
+        kind: of the start.
+
+    Raises:
+        JournalError: the folder already holds a run.
+        FolderError: it is not ours, or another flow starts or works in it.
+    """
+    if run_path is not None:
+        RunDir(run_path).refuse_second_run()
+    run_dir = RunDir(run_path or make_folder(name))
+    with remove_if_never_started(run_dir, counts=lambda _: run_path is None):
+        run_dir.mark(kind)
+        with run_dir.locked():
+            run_dir.forget_start()
+            yield run_dir
+
+
+@contextlib.contextmanager
+def remove_if_never_started(run_dir: RunDir, *, counts: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Remove the folder of a new run where what is inside fails before any process of the run was started.
+
+    Args:
+        run_dir: the folder, locked by the caller.
+        counts: whether an error is a failure; after an interruption the folder stays, to be resumed.
+
+    Raises:
+        BaseException: what was raised inside.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if counts(error) and not run_dir.has_started and run_dir.marker() is not None:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
+    """Keep everybody else out of a run while inside, and begin without what an earlier session has left.
+
+    A training whose parent process was killed is still finishing its step: it is waited for.
+
+    Args:
+        run_dir: the folder.
+        report: takes a line about that wait.
+
+    Raises:
+        JournalError: a training that was started by hand works on the run.
+        FolderError: the folder is not ours, or another process works on the run.
+    """
+    with run_dir.locked():
+        _await_orphan(run_dir, report)
+        for leftover in (run_dir.stop_file, run_dir.process_file):
+            leftover.unlink(missing_ok=True)
+        yield
+
+
+def _await_orphan(run_dir: RunDir, report: Callable[[str], None]) -> None:
+    writer = lock_holder(run_dir.journal_file)
+    if writer is None:
+        return
+    if writer != f"process {read_process_state(run_dir.process_file).pid}":
+        raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
+    report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
+    while lock_holder(run_dir.journal_file):
+        time.sleep(POLL_SECONDS)
 
 
 def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
@@ -22,7 +106,8 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
         JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
         ConfigError: config.json was edited since the run began.
     """
-    refuse_evaluation(run_dir)
+    if is_evaluation(run_dir):
+        raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
     config, journal = run_dir.read_config(), check_run(run_dir)
     engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
     if engine != "native" and has_begun and run_state(journal.history, run_dir)[0] != "finished":
@@ -35,17 +120,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     return (*journal.notes, *lost, f"the resumed run repeats what it has done {repeats}")
 
 
-def refuse_evaluation(run_dir: RunDir) -> None:
-    """Refuse to resume what only evaluates.
-
-    Raises:
-        JournalError: the folder holds an evaluation.
-    """
-    if is_evaluation(run_dir):
-        raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
-
-
-def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:
+def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: CheckedJournal | None = None) -> str | None:
     """Return the command that resumes a run; None where it is complete, under way, or cannot be resumed.
 
     A run is complete once its training has reached its last step and its report is written.
@@ -56,7 +131,8 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
         journal: what `check_run` has found there a moment ago; None = it is read now.
     """
     try:
-        if not run_dir.config_file.exists() or _is_held(run_dir) or is_evaluation(run_dir):
+        is_held = lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
+        if not run_dir.config_file.exists() or is_held or is_evaluation(run_dir):
             return None
         if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
             return None
@@ -76,10 +152,6 @@ def path_argument(path: Path) -> str:
     """Return a path as an argument of a command in a shell, which is not taken for an option."""
     text = str(path)
     return shell_word(f"./{text}" if text.startswith("-") else text)
-
-
-def _is_held(run_dir: RunDir) -> bool:
-    return lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
 
 
 def is_evaluation(run_dir: RunDir) -> bool:

@@ -1,17 +1,21 @@
-"""The rules of a run, applied to its figures step by step: which breaches begin where.
+"""The rules of a run, applied to its figures step by step, and the alerts that come of them.
 
-It is a function of the figures alone, so the monitor, which reads the journal, the training, which decides about syncs, and a
-resume, which takes up the windows from the journal, come to the same. Adding one: a kind in `config/rules.py`, its checks in
-`config/rule_checks.py`, a measure below, a run made for it in tests/integration/test_rules_of_runs.py.
+`RuleBook` is a function of the figures alone, so the monitor, which reads the journal, the training, which decides about syncs,
+and a resume, which takes up the windows from the journal, come to the same. `RunRules` writes each breach of a run down once,
+and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks in `config/rule_checks.py`, a measure below, a
+run made for it in tests/integration/test_rules_of_runs.py.
 """
 
 import importlib
 import itertools
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
@@ -19,9 +23,17 @@ from grpo_core.errors import cause
 from grpo_core.machine.jsonfile import json_copy
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
+from grpo_core.run.alerts import add_alert, monitor_alerts
+from grpo_core.run.child import end_process
+from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.journal import Record
 
+logger = logging.getLogger(__name__)
+
 Figures = Mapping[str, float]
+Breach = tuple[float, str]
+"""What crossed the bound, and what is said of it."""
 MOST_TEXT = 500
 """Characters of what a function of a user's says that are kept."""
 FUNCTION_SECONDS = 60.0
@@ -51,58 +63,56 @@ class Alert:
 
 
 @dataclass
-class _Watched:
-    """One rule, and what it has seen."""
+class _Window:
+    """One rule, and what it has seen since the window began."""
 
     rule: RuleConfig
     function: Callable[..., object] | None = None
     """Of a custom rule, once it is imported."""
     first: float | None = None
-    """Of the first full window."""
+    """Median of the first full window."""
     is_breached: bool = False
+    seen: deque[tuple[int, Any]] = field(init=False)
+    """Steps, each with its figure; of a custom rule, with all figures."""
 
     def __post_init__(self) -> None:
-        self.values: deque[float] = deque(maxlen=self.rule.steps)
-        self.at: deque[int] = deque(maxlen=self.rule.steps)
-        self.history: deque[Figures] = deque(maxlen=self.rule.steps)
+        self.seen = deque(maxlen=self.rule.steps)
 
-    def observe(self, step: int, figures: Figures) -> str | None:
-        """Take the figures of a step; return the text of a breach that begins."""
-        if self.rule.kind == "non_finite":
-            return self._begins(_not_finite(figures))
-        if self.rule.kind == "custom":
-            self.history.append({key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)})
-            return self._begins(self._asked()) if len(self.history) == self.rule.steps else None
-        value = figures.get(self.rule.watched or "", math.nan)
-        if not math.isnan(value):  # it is measured in this step; NaN has a rule of its own
-            self.values.append(value)
-            self.at.append(step)
-        is_full = len(self.values) == self.rule.steps and not math.isnan(value)
-        return self._compared(self._measured(), self.rule.limit) if is_full and self.rule.limit is not None else None
+    def observe(self, step: int, figures: Figures) -> Breach | None:
+        """Take the figures of a step; return a breach that begins."""
+        rule = self.rule
+        if rule.kind == "non_finite":
+            return self._begins(next(_not_finite(figures), None))
+        is_custom = rule.kind == "custom"
+        value = figures.get(rule.watched or "", math.nan)
+        if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
+            return None
+        known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
+        self.seen.append((step, known if is_custom else value))
+        if len(self.seen) < rule.steps:
+            return None
+        return self._begins(self._said()) if is_custom else self._compared()
 
-    def _compared(self, value: float, limit: float) -> str | None:
+    def forget(self) -> None:
+        """Begin a new window: what was measured is of another reference."""
+        self.seen.clear()
+        self.is_breached = False
+
+    def _compared(self) -> Breach | None:
+        value, limit = self._measured(), self.rule.limit
+        if limit is None:
+            return None
         if self._is_over(value, limit):
-            return self._begins(self._text(value, limit))
+            return self._begins((value, self._text(value, limit)))
         is_near = self._is_over(value, limit / RELEASE if self.rule.traits.is_below else limit * RELEASE)
         self.is_breached = self.is_breached and is_near
         return None
 
-    def forget(self) -> None:
-        """Begin a new window: what was measured is of another reference."""
-        self.values.clear()
-        self.at.clear()
-        self.history.clear()
-        self.is_breached = False
-
-    @property
-    def value(self) -> float:
-        """What is compared with the bound."""
-        return self._measured() if self.values else math.nan
-
     def _measured(self) -> float:
+        steps, values = zip(*self.seen, strict=True)
         if self.rule.kind == "kl_rate":
-            return slope(self.at, self.values)
-        middle = median(self.values)
+            return slope(steps, values)
+        middle = float(median(values))
         if self.rule.kind == "length_explosion":
             self.first = self.first or middle
             return middle / self.first if self.first else math.nan
@@ -111,9 +121,9 @@ class _Watched:
     def _is_over(self, value: float, limit: float) -> bool:
         return value < limit if self.rule.traits.is_below else value > limit
 
-    def _begins(self, text: str | None) -> str | None:
-        began = text if not self.is_breached else None
-        self.is_breached = text is not None
+    def _begins(self, breach: Breach | None) -> Breach | None:
+        began = breach if not self.is_breached else None
+        self.is_breached = breach is not None
         return began
 
     def _text(self, value: float, limit: float) -> str:
@@ -129,57 +139,48 @@ class _Watched:
         if self.function is None:
             module, _, attribute = (self.rule.function or "").partition(":")
             self.function = getattr(importlib.import_module(module), attribute)
-        return self.function([dict(figures) for figures in self.history], **json_copy(self.rule.options))
+        return self.function([dict(figures) for _, figures in self.seen], **json_copy(self.rule.options))
 
-    def _asked(self) -> str | None:
+    def _said(self) -> Breach | None:
         """Return what a function says of the window."""
         name = self.rule.function or ""
         try:
             found = call_within(self._called, FUNCTION_SECONDS, name)
         except Overrun as error:
             self.function = _says_nothing
-            return f"{error}; it is not called again until the run is resumed"
+            return math.nan, f"{error}; it is not called again until the run is resumed"
         except Exception as error:  # noqa: BLE001  (somebody else's function: it must not end the run)
-            return f"{name} failed ({type(error).__name__}: {cause(error)})"
-        return None if not found else f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}"
+            return math.nan, f"{name} failed ({type(error).__name__}: {cause(error)})"
+        return (math.nan, f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}") if found else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What a step has shown."""
-
-    step: int
-    figures: Figures
-    synced: bool = False
-
-
-@dataclass
 class RuleBook:
     """Checks every record; reports a breach once when it begins, and again only after it has ended."""
 
-    rules: Sequence[RuleConfig]
-    _last_step: int = field(default=0, init=False)
-    _end: str | None = field(default=None, init=False)
-    """Status with which the training has ended."""
-    _is_silent: set[int] = field(default_factory=set, init=False)
-    _seen: list[_Seen] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, rules: Sequence[RuleConfig]) -> None:
         """Begin with empty windows."""
-        self._watched = [_Watched(rule) for rule in self.rules if rule.kind != "stalled"]
-        self._keys = {"ref/synced", *(rule.watched for rule in self.rules)}
-        self._keeps_all = any(rule.kind == "custom" for rule in self.rules)
+        self.rules = rules
+        self._windows = [_Window(rule) for rule in rules if rule.kind != "stalled"]
+        self._kept = None if any(rule.kind == "custom" for rule in rules) else {rule.watched for rule in rules}
+        """Figures that a window may need again; None = all."""
+        self._seen: list[tuple[int, Figures]] = []
+        self._synced: set[int] = set()
+        """Steps after which the reference was synchronised."""
+        self._last_step = 0
+        self._end: str | None = None
+        """Status with which the training has ended."""
+        self._silent: list[RuleConfig] = []
 
     def check(self, record: Record) -> list[Alert]:
         """Return the breaches that begin with this record."""
-        self._is_silent.clear()
+        self._silent = []
         if record.kind in ("start", "resume"):
             self._go_back(record.step)
         if record.kind in ("start", "resume", "end"):
             self._end = str(record.data.get("status")) if record.kind == "end" else None
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
-            return self._asked(record.step, record.metrics, [one for one in self._watched if one.rule.kind == "non_finite"])
+            return self._begun(record.step, record.metrics, [one for one in self._windows if one.rule.kind == "non_finite"])
         alerts = self.observe(record.step, record.metrics)
         if record.metrics.get("ref/synced"):
             self.note_sync(alerts)
@@ -187,10 +188,10 @@ class RuleBook:
 
     def observe(self, step: int, figures: Figures) -> list[Alert]:
         """Return the breaches that begin with the figures of a step."""
-        kept = figures if self._keeps_all else {key: value for key, value in figures.items() if key in self._keys}
-        self._seen.append(_Seen(step=step, figures=kept))
+        kept = {key: value for key, value in figures.items() if self._kept is None or key in self._kept}
+        self._seen.append((step, kept))
         self._last_step = step
-        return self._asked(step, figures, self._watched)
+        return self._begun(step, figures, self._windows)
 
     def note_sync(self, alerts: Sequence[Alert]) -> None:
         """Take note that the reference was synchronised after the step that was observed last, where these breaches began.
@@ -198,29 +199,25 @@ class RuleBook:
         What was measured of a KL to the reference is of another one, so these windows begin anew, and so does that of a rule
         that has asked for the sync.
         """
-        self._seen[-1] = replace(self._seen[-1], synced=True)
-        for one in self._watched:
-            has_asked = any(alert.rule is one.rule and alert.rule.action == "sync" for alert in alerts)
-            if one.rule.begins_at_syncs or has_asked:
-                one.forget()
+        self._synced.add(self._last_step)
+        for window in self._windows:
+            has_asked = any(alert.rule is window.rule and alert.rule.action == "sync" for alert in alerts)
+            if window.rule.begins_at_syncs or has_asked:
+                window.forget()
 
-    def _asked(self, step: int, figures: Figures, watched: Sequence[_Watched]) -> list[Alert]:
-        found = ((one, one.observe(step, figures)) for one in watched)
-        return [
-            Alert(rule=one.rule, step=step, value=_value(one, figures), text=_sentence(one.rule, step, text))
-            for one, text in found
-            if text is not None
-        ]
+    def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
+        found = [(window.rule, breach) for window in windows if (breach := window.observe(step, figures)) is not None]
+        return [Alert(rule=rule, step=step, value=value, text=_sentence(rule, step, text)) for rule, (value, text) in found]
 
     def _go_back(self, step: int) -> None:
         """Have the windows that there were after a step: those of later ones are taken back."""
         if self._last_step > step:
-            seen = [one for one in self._seen if one.step <= step]
-            self._seen = []
-            self._watched = [_Watched(one.rule, one.function) for one in self._watched]
-            for one in seen:
-                alerts = self.observe(one.step, one.figures)
-                if one.synced:
+            seen, synced = self._seen, self._synced
+            self._seen, self._synced = [], set()
+            self._windows = [_Window(window.rule, window.function) for window in self._windows]
+            for at, figures in [one for one in seen if one[0] <= step]:
+                alerts = self.observe(at, figures)
+                if at in synced:
                     self.note_sync(alerts)
         self._last_step = step
 
@@ -237,13 +234,9 @@ class RuleBook:
                 return []
             evaluating = "final"
         where = f"step {self._last_step}" if evaluating is None else f"evaluation of {evaluating}"
-        silent = {
-            index: rule
-            for index, rule in enumerate(self.rules)
-            if rule.kind == "stalled" and rule.bound is not None and seconds > rule.bound
-        }
-        begun = [rule for index, rule in silent.items() if index not in self._is_silent]
-        self._is_silent |= silent.keys()
+        stalled = [rule for rule in self.rules if rule.kind == "stalled" and rule.bound is not None and seconds > rule.bound]
+        begun = [rule for rule in stalled if rule not in self._silent]
+        self._silent += begun
         return [
             Alert(
                 rule=rule,
@@ -275,19 +268,90 @@ def _sentence(rule: RuleConfig, step: int, text: str) -> str:
     return f"step {step}: {text}" + ("; the reference is synchronised" if rule.action == "sync" else "")
 
 
-def _not_finite(figures: Figures) -> str | None:
-    return next((f"{key} is {value}, not a finite number" for key, value in _odd(figures)), None)
-
-
-def _odd(figures: Figures) -> Iterator[tuple[str, float]]:
+def _not_finite(figures: Figures) -> Iterator[Breach]:
     """Yield the figures that are not finite and should be: of one prompt no standard error is known."""
     for key, value in figures.items():
         metric = find_metric(key)
         if not (math.isfinite(value) or (metric is not None and metric.is_error and math.isnan(value))):
-            yield key, value
+            yield value, f"{key} is {value}, not a finite number"
 
 
-def _value(watched: _Watched, figures: Figures) -> float:
-    if watched.rule.kind == "non_finite":
-        return next(value for _, value in _odd(figures))
-    return watched.value
+def alerts_of(run_dir: RunDir, records: Sequence[Record]) -> list[Alert]:
+    """Return the alerts of a run's records, those of custom rules as they were written down: no code of the run is run."""
+    rules = run_dir.read_config().monitor.rules
+    book = RuleBook([rule for rule in rules if rule.function is None])
+    found = [alert for record in records for alert in book.check(record)]
+    return found + [
+        Alert(rule=rule, step=alert.step, value=math.nan, text=alert.text)
+        for rule in rules
+        for alert in monitor_alerts(run_dir)
+        if rule.function is not None
+        and alert.text.startswith(tuple(f"step {alert.step}: {rule.function}{end}" for end in ": "))
+    ]
+
+
+class RunRules:
+    """Applies the rules of a run's configuration to all of its records, in their order, and writes down what they say."""
+
+    def __init__(self, run_dir: RunDir, end: Callable[[Path], None] = end_process) -> None:
+        """Begin with the alerts that earlier sessions have written down.
+
+        Args:
+            run_dir: of the run.
+            end: ends the process of a state file, which is silent and so does not come to the point where it looks for STOP.
+        """
+        self.alerts = [alert.text for alert in monitor_alerts(run_dir)]
+        """Texts of the alerts of all sessions."""
+        self._run_dir, self._end = run_dir, end
+        rules = run_dir.read_config().monitor.rules
+        if any(rule.kind == "custom" for rule in rules):
+            import_as_at_start(run_dir)
+        self._book = RuleBook(rules)
+
+    def catch_up(self, records: Sequence[Record]) -> list[Alert]:
+        """Check what the journal held before this session began; return the alerts.
+
+        Some of it may have been written while nobody followed, and an earlier session may have asked for a stop that the
+        training did not live to obey. A stop that it did obey is over: who resumes such a run wants it to continue, and the
+        rule reports again once its figure has been within the bound.
+
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        found = [alert for record in records for alert in self.check(record)]
+        obeyed = [str(record.data.get("reason")) for record in records if record.kind == "end"]
+        for alert in found:
+            if alert.reported and alert.stops and not any(alert.text in reason for reason in obeyed):
+                self._run_dir.request_stop(alert.text)
+        return found
+
+    def check(self, record: Record) -> list[Alert]:
+        """Return the alerts that begin with a record; those that an earlier session has reported are marked so.
+
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        return [
+            replace(alert, reported=True) if alert.text in self.alerts else self._raised(alert)
+            for alert in self._book.check(record)
+        ]
+
+    def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
+        """Return the alerts that begin after so many seconds without a record, as `RuleBook.check_silence`.
+
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        return [self._raised(alert) for alert in self._book.check_silence(seconds, evaluating)]
+
+    def _raised(self, alert: Alert) -> Alert:
+        if alert.stops:
+            self._run_dir.request_stop(alert.text)
+            if alert.rule.kind == "stalled":
+                self._end(self._run_dir.process_file)
+        self.alerts.append(alert.text)
+        try:
+            add_alert(self._run_dir, alert.step, alert.text)
+        except OSError:  # a full disk: whoever watches learns of it all the same
+            logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
+        return alert

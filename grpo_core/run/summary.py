@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_core.errors import JournalError, ranges
+from grpo_core.errors import ranges
 from grpo_core.evaluation.changes import AnswerChanges, answer_changes
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.alerts import all_alerts
+from grpo_core.run.child import process_runs
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import Checked, check_run
+from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import Record, last_event
-from grpo_core.run.process_state import process_runs
 
 POLICIES = ("base", "final")
 """Evaluated before and after training."""
@@ -93,11 +93,7 @@ def lost_completions(run_dir: RunDir, history: Sequence[Record]) -> list[str]:
 
 
 def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -> list[str]:
-    """Return what a run reached, one line a fact.
-
-    Raises:
-        JournalError: a step lacks a figure that every step has.
-    """
+    """Return what a run reached, one line a fact."""
     steps = [record for record in records if record.kind == "step"]
     if not steps:
         return ["no step was finished"]
@@ -106,8 +102,8 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
     lines = [
         f"steps: {final.step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
         f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",
-        f"KL per token at the last step: {_figure(final, 'kl/ref/drift'):.4f} to the reference"
-        + (f", {_figure(final, 'kl/init/drift'):.4f} to the initial policy" if "kl/init/drift" in final.metrics else ""),
+        f"KL per token at the last step: {final.metrics['kl/ref/drift']:.4f} to the reference"
+        + (f", {final.metrics['kl/init/drift']:.4f} to the initial policy" if "kl/init/drift" in final.metrics else ""),
     ]
     key = f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"
     evaluated = [record for record in records if record.kind == "eval" and key in record.metrics]
@@ -118,16 +114,10 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
 
 
 def _mean_reward(records: Sequence[Record]) -> float:
-    return sum(_figure(record, "reward/mean") for record in records) / len(records)
+    return sum(record.metrics["reward/mean"] for record in records) / len(records)
 
 
-def _figure(record: Record, key: str) -> float:
-    if key not in record.metrics:
-        raise JournalError(f"journal, line {record.seq + 1}: the record of step {record.step} has no figure {key}")
-    return record.metrics[key]
-
-
-def run_status(run_dir: RunDir, journal: Checked | None = None) -> RunStatus:
+def run_status(run_dir: RunDir, journal: CheckedJournal | None = None) -> RunStatus:
     """Return where a run is, from its journal and its process.
 
     Args:

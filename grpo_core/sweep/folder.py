@@ -14,7 +14,7 @@ from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import SweepError, raised_as
 from grpo_core.machine.disk import read_regular, write_whole
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
-from grpo_core.run.flow_folder import FlowDir, Place, places
+from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
@@ -51,14 +51,11 @@ class SweepDir(FlowDir):
     """The Optuna study, where it is SQLite."""
     runs = Place("runs")
     """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
-    results = Place("results", "folder")
-    report = Place("report", "folder")
+    results = Place("results")
+    report = Place("report")
 
-    vllm = Place("vllm", "folder")
+    vllm = Place("vllm")
     """vLLM servers that the runs hand on, for the owner alone."""
-
-    subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
-    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))
 
     def run_dir(self, arm: int, seed: int) -> RunDir:
         """Return where the run of an arm with a seed lies."""

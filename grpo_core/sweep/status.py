@@ -13,8 +13,7 @@ from grpo_core.errors import GrpoError, cause
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.locks import lock_holder
-from grpo_core.machine.marker import MARKER_FILE
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import MARKER_FILE, FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record

@@ -35,11 +35,10 @@ from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
-from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
-from grpo_core.run.resuming import check_resumable
-from grpo_core.run.silence import EvaluationSilence
+from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
+from grpo_core.run.rules import RunRules
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.run.start_weights import find_model
 from grpo_core.training.process import MODULES, evaluating
@@ -186,20 +185,20 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
 def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: Bar) -> None:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         bar.stage(f"evaluating {policy}")
-        silence = EvaluationSilence(run_dir, policy, lambda alert: bar.say(f"alert: {alert.text}"))
+        rules = RunRules(run_dir)
 
-        def pause_and_look() -> None:
-            _pause()
-            silence.look()
+        def silent(seconds: float) -> None:
+            for alert in rules.check_silence(seconds, policy):
+                bar.say(f"alert: {alert.text}")
 
         run_watched(
             MODULE,
             arguments,
             log_file,
-            look=pause_and_look,
+            look=_pause,
             stop=finish_child,
             report=bar.say,
-            started=silence.begin,
+            silent=silent,
             python=run_dir.read_config().training.python,
             import_from=sys.path[:1],
         )

@@ -10,11 +10,10 @@ from grpo_core.config import TrainingConfig
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
+from grpo_core.run.child import end_process, process_has_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
-from grpo_core.run.judge import Judge
-from grpo_core.run.process_state import end_process, process_has_started
-from grpo_core.run.rules import Alert
+from grpo_core.run.rules import Alert, RunRules
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drift"}
 """Label -> metric of a step, beside the bar."""
@@ -79,7 +78,7 @@ class Follower:
         self._process_file = run_dir.process_file
         self._bar = bar
         self._evaluates = evaluates
-        self._judge = Judge(run_dir, end=_end_beside)
+        self._judge = RunRules(run_dir, end=_end_beside)
         self._tail = JournalTail(run_dir.journal_file)
         records = list(self._tail.read())
         for step in [record for record in supersede(records) if record.kind == "step"][-1:]:

@@ -20,13 +20,13 @@ from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, stored_initial
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
+from grpo_core.run.cleaning import used_checkpoints
 from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import BatchLimits, batch_limits
 from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
-from grpo_core.run.used import places_of, used_checkpoints
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
@@ -186,7 +186,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,
-            in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
+            in_use=lambda: used_checkpoints(run_dir),
         ),
         evaluator=evaluator,
         probe=ProbeSet(evaluator=evaluator, reference=reference, prompts=probed),

@@ -15,7 +15,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from grpo_core.run.process_state import POLL_SECONDS
+from grpo_core.run.child import POLL_SECONDS
 from tasks.process.context import deployed_flow_run
 
 ASK_SECONDS = 5.0

@@ -10,16 +10,14 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
-from grpo_core.run.child import ChildLog, finish_child, run_watched
-from grpo_core.run.process_state import STOP_SECONDS
-from grpo_core.run.silence import EvaluationSilence
+from grpo_core.run.child import STOP_SECONDS, ChildLog, finish_child, run_watched
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
@@ -34,7 +32,7 @@ def run_child(
     python: str | None = None,
     state_file: Path | None = None,
     *,
-    silence: EvaluationSilence | None = None,
+    silent: Callable[[float], object] = lambda _: None,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
@@ -46,7 +44,7 @@ def run_child(
         log_file: where its output goes.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
-        silence: of an evaluation, which has no monitor.
+        silent: of an evaluation, which has no monitor: as `run_watched`.
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
@@ -57,20 +55,13 @@ def run_child(
     def look() -> None:
         cancellation.pause()
         output.forward()
-        if silence is not None:
-            silence.look()
 
     with CancelWatch() as cancellation:
         try:
-            started = silence.begin if silence else _nothing
             what = (module, arguments, log_file)
-            run_watched(*what, look=look, stop=_stop, report=say, started=started, python=python, state_file=state_file)
+            run_watched(*what, look=look, stop=_stop, report=say, silent=silent, python=python, state_file=state_file)
         finally:
             output.forward(last=True)
-
-
-def _nothing() -> None:
-    """Follow no start."""
 
 
 class _Output:

@@ -9,11 +9,10 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.plain_text import for_code
 from grpo_core.run.alerts import is_alert
+from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
-from grpo_core.run.judge import Judge
-from grpo_core.run.process_state import process_has_ended, process_has_started
-from grpo_core.run.rules import Alert
+from grpo_core.run.rules import Alert, RunRules
 from grpo_core.training.ending import share_done
 from tasks.away import ProgressArtifact
 from tasks.run.announcing import announce, emit
@@ -53,7 +52,7 @@ class _Watch:
     """One reader of the journal and those that it feeds."""
 
     def __init__(self, run_dir: RunDir, tracked: TrackedRun) -> None:
-        self.judge = Judge(run_dir)
+        self.judge = RunRules(run_dir)
         self._run_dir = run_dir
         self._tracked = tracked
         self._tail = JournalTail(run_dir.journal_file)

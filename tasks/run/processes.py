@@ -14,9 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import TrainingError
 from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.run.child import ensure_ended
 from grpo_core.run.folder import RunDir
-from grpo_core.run.process_state import ensure_ended
-from grpo_core.run.silence import EvaluationSilence
+from grpo_core.run.rules import RunRules
 from grpo_core.training.process import MODULES, evaluating
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
@@ -34,9 +34,14 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     run_dir = RunDir(run_path)
 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
-        silence = EvaluationSilence(run_dir, policy, lambda alert: announce_alone(alert, run_dir))
+        rules = RunRules(run_dir)
+
+        def silent(seconds: float) -> None:
+            for alert in rules.check_silence(seconds, policy):
+                announce_alone(alert, run_dir)
+
         python = run_dir.read_config().training.python
-        run_child(MODULE, arguments, log_file, python, silence=silence)
+        run_child(MODULE, arguments, log_file, python, silent=silent)
 
     with CancelWatch() as cancellation:
         evaluate_if_needed(

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
-from grpo_core.machine.output import reader_may_leave
+from grpo_core.machine.output import ignore_broken_pipe
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
@@ -42,7 +42,7 @@ def say(text: str) -> None:
     if deployed_flow_run() is not None:
         get_run_logger().info(text)
     else:
-        with reader_may_leave():
+        with ignore_broken_pipe():
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 

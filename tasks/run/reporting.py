@@ -17,7 +17,7 @@ from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.reproduction import verdict
+from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
 from tasks.away import prefect_may_be_away
@@ -100,7 +100,7 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
     """
     from grpo_core.run.tables import OF_ADAPTERS, sync_table
 
-    records, status, repeated = check_run(run_dir).history, run_status(run_dir), verdict(run_dir)
+    records, status, repeated = check_run(run_dir).history, run_status(run_dir), compare_with_original(run_dir)
     facts = (
         *(repeated.facts() if repeated else ()),
         *describe_result(records, compare_evaluations(run_dir)),
@@ -146,7 +146,7 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
         reason=report.status.reason,
         alerts=report.alerts,
         facts=report.facts,
-        is_identical=repeated.is_identical if (repeated := verdict(run_dir)) else None,
+        is_identical=repeated.is_identical if (repeated := compare_with_original(run_dir)) else None,
     )
 
 

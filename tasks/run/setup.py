@@ -13,9 +13,8 @@ from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_folders
-from grpo_core.run.locking import lock_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes
-from grpo_core.run.resuming import check_resumable, refuse_evaluation
+from grpo_core.run.resuming import check_resumable, lock_run, remove_if_never_started
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.cancellation import was_interrupted
 from tasks.process.context import is_deployed
@@ -72,7 +71,6 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     run_dir = RunDir(run_path)
     if (uri := run_dir.read_config().tracking.uri) is not None:
         refuse_foreign(run_dir, "config.json", uri)
-    refuse_evaluation(run_dir)
     if repair is not None:
         repair_run(run_path)
     notes = check_resumable(run_dir)
@@ -92,19 +90,19 @@ def repair_run(run_path: Path) -> None:
     Raises:
         JournalError: another process works on the run, or it cannot go back to a checkpoint.
     """
-    from grpo_core.run.repair import cut, find_damage
+    from grpo_core.run.integrity import cut, find_intact
 
     run_dir = RunDir(run_path)
     engine = run_dir.read_config().training.engine
     with hold_run(run_path):
-        damage = find_damage(run_dir)
-        if damage is None:
+        intact = find_intact(run_dir)
+        if intact.fault is None:
             say(f"{run_dir.journal_file}: whole, so there is nothing to repair")
             return
-        say(f"{run_dir.journal_file}: {damage.fault}")
+        say(f"{run_dir.journal_file}: {intact.fault}")
         if engine != "native":
             raise JournalError(f"run dir {run_path}: training.engine {engine} cannot go back to a checkpoint; start a new run")
-        say(cut(run_dir, damage))
+        say(cut(run_dir, intact))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from grpo_core.errors import SweepError, cause
 from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.plain_text import for_markdown
-from grpo_core.run.flow_folder import holding, make_folder, starting
+from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
@@ -73,7 +73,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     require_sampler(plan.configs)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
-    with starting(SweepDir(path), "sweep"):
+    SweepDir(path).mark("sweep")
+    with SweepDir(path).locked():
         folders = () if is_deployed() else import_folders(plan.configs[0], plan.sweep.base)
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}", folders)
         claim(path)
@@ -100,7 +101,7 @@ def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     uri = stored.plan.configs[0].tracking.uri
     if uri is not None and stored.dir.arms_file.exists():  # it is resumed
         refuse_foreign(stored.dir, "sweep.json", uri)
-    with holding(stored.dir):
+    with stored.dir.locked():
         yield stored
 
 

@@ -13,7 +13,7 @@ from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_f
 from grpo_core.errors import JournalError, TrackingError, cause, raised_as
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.judge import alerts_of
+from grpo_core.run.rules import alerts_of
 from tasks.credentials import is_same_address, usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, link_mlflow, open_new, reopen

@@ -23,12 +23,3 @@ def test_another_beta_uses_it(grpo: Any, tiny_yaml: Path, finished_run: tuple[Pa
         assert (tmp_path / "arm" / "eval" / name).read_bytes() == (first / "eval" / name).read_bytes()
     figures = [read_journal(path / "journal.jsonl")[0].metrics for path in (first, tmp_path / "arm")]
     assert figures[0] == figures[1] != {}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("finished_run")
-def test_another_seed_does_not(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
-    done = grpo("train", str(tiny_yaml), "training.steps=1", "training.seed=1", "--run-dir", "seed", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert SAID not in done.stdout
-    assert (tmp_path / "seed" / "evaluate-base.log").exists()

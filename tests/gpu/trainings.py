@@ -13,9 +13,8 @@ from benchmarks.random_models import MEDIUM, TINY, write_model
 from benchmarks.training.workload import Workload, prepare_inputs
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
-from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.hardware import core_count
-from grpo_core.run.child import python_path
+from grpo_core.run.child import REUSED_MEMORY, python_path
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 from tests.gpu.conftest import Check

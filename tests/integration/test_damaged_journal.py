@@ -10,12 +10,10 @@ import pytest
 
 from grpo_core.errors import ConfigError, JournalError
 from grpo_core.evaluation.plan import find_subject
-from grpo_core.machine.disk import sha256_of
-from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal, read_journal, read_records
-from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 
@@ -137,8 +135,7 @@ def test_a_cut_drops_evaluations_whose_record_is_lost(run_dir: RunDir) -> None:
     facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 1, "estimates": {}}
     (run_dir.eval / "final.json").write_text(json.dumps(facts))
     cut_after(run_dir, 3)
-    damage = find_damage(run_dir)
-    assert damage is not None
+    damage = find_intact(run_dir)
     cut(run_dir, damage)
     assert not (run_dir.eval / "final.json").exists()
 
@@ -161,22 +158,6 @@ def test_a_configuration_that_was_edited_is_refused_by_its_keys(run_dir: RunDir,
     assert run_status(run_dir).state == "finished"
 
 
-def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
-    from grpo_core.sweep.arms import Arm, Outcome
-    from grpo_core.sweep.results import read_run, run_row
-    from grpo_core.sweep.schema import ObjectiveConfig
-
-    objective = ObjectiveConfig(metric="reward/mean")
-    outcome = Outcome(arm=0, seed=0, status="finished", cause=None)
-    arm = Arm(number=0, values={"loss.beta": 0.04})
-    assert run_row(read_run(run_dir, arm, 0), outcome, objective)["status"] == "finished"
-    change_a_digit(run_dir, 5)
-    row = run_row(read_run(run_dir, arm, 0), outcome, objective)
-    assert row["status"] == "failed"
-    assert "not as they were when" in row["cause"]
-    assert row["objective"] != row["objective"]
-
-
 # Legal states
 
 
@@ -190,15 +171,6 @@ def test_a_run_that_was_killed_between_checkpoint_and_record_resumes(run_dir: Ru
     assert run_status(run_dir).step == 6
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
-
-
-def test_a_damaged_newest_checkpoint_is_no_fault_of_the_journal(run_dir: RunDir, finished: RunDir) -> None:
-    for name in ("journal.json", "state.json"):
-        newest = list_checkpoints(run_dir.checkpoints)[-1]
-        (newest / name).write_text("{")
-        assert main([str(run_dir.path)]) == 0
-        shutil.rmtree(run_dir.checkpoints / f"damaged_{newest.name}")
-        same_history(finished, run_dir)
 
 
 # Repaired by a cut
@@ -219,34 +191,28 @@ def test_a_cut_goes_back_to_the_last_checkpoint_that_the_whole_part_reaches(
 ) -> None:
     DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
     before = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
-    found = find_damage(run_dir)
-    assert found is not None
+    found = find_intact(run_dir)
     text = cut(run_dir, found)
     assert f"goes back to step_{left:06d}" in text if left else "begins again at step 0" in text
-    assert [path.name for path in sorted(run_dir.checkpoints.glob("aside_*"))] == [f"aside_{name}" for name in aside]
+    assert [path.name for path in sorted(run_dir.checkpoints.glob("damaged_*"))] == [f"damaged_{name}" for name in aside]
     (kept,) = run_dir.path.glob("journal.damaged-*.jsonl")
     assert kept.read_bytes() == before
-    assert find_damage(run_dir) is None
+    assert find_intact(run_dir).fault is None
     assert run_status(run_dir).notes == (text,)
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
-    assert find_damage(run_dir) is None
+    assert find_intact(run_dir).fault is None
     resumed = [record.step for record in read_records(run_dir.journal_file) if record.kind == "resume"]
     assert resumed == ([left] if left else [])
 
 
 def test_a_cut_that_was_killed_half_way_is_done_again(run_dir: RunDir, finished: RunDir) -> None:
     change_a_digit(run_dir, 5)
-    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "aside_step_000006")
-    found = find_damage(run_dir)
-    assert found is not None
+    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "damaged_step_000006")
+    found = find_intact(run_dir)
     assert "goes back to step_000004; moved aside: step_000008" in cut(run_dir, found)
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
-
-
-def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
-    assert find_damage(run_dir) is None
 
 
 # In MLflow
@@ -261,8 +227,3 @@ def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
             repair_run(run_dir.path)
     finally:
         journal.close()
-
-
-def test_a_checkpoint_vouches_for_its_mark(run_dir: RunDir) -> None:
-    newest = list_checkpoints(run_dir.checkpoints)[-1]
-    assert json.loads((newest / "manifest.json").read_text())["journal.json"] == sha256_of(newest / "journal.json")

@@ -24,9 +24,9 @@ from grpo_core.export.place import MANIFEST_FILE
 from grpo_core.export.policy_folder import Exported, export_policy
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.machine.disk import sha256_of
-from grpo_core.machine.marker import write_marker
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.saved import list_checkpoints
+from grpo_core.run.flow_folder import write_marker
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.preflight import check_start

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.process_state import end_process, process_has_ended
+from grpo_core.run.child import end_process, process_has_ended
 from tasks.process.child import INTERRUPTED, run_child
 from tasks.process.context import FLOW_RUN_VARIABLE
 

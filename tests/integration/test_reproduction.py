@@ -32,18 +32,14 @@ def test_the_same_configuration_is_identical_down_to_the_weights(trained: Any) -
 
 
 def test_another_seed_is_named_with_the_first_figure_that_differs(trained: Any) -> None:
-    one, two = trained("one"), trained("two", training__seed=1)
+    one, two = trained("one"), trained("two", training__seed=1, data__seed=5)
     found = compare_runs(one, two, final_policy(one))
     assert not found.is_identical
     assert "not identical" in found.facts()[0]
     assert "the first is step 1: " in found.facts()[0]
     assert "training.seed: 0 then, 1 now" in found.facts()
+    assert any(line.startswith("prompts: ") and "SHA-256" in line for line in found.facts())
     assert "policy after step 2: other weights" in found.facts()
-
-
-def test_other_data_are_named_by_their_digests(trained: Any) -> None:
-    one, two = trained("one"), trained("two", data__seed=5)
-    assert any(line.startswith("training prompts: ") for line in compare_runs(one, two, None).facts())
 
 
 def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:
@@ -57,17 +53,14 @@ def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:
     assert "records are missing, the first is the record of step 2" in found.facts()[0]
 
 
-def test_the_repetition_of_a_run_that_was_stopped_is_identical_as_far_as_that_went(trained: Any, tiny_run: Any) -> None:
-    """The first run ended after step 2 of 4; the second went on to the end, and keeps no checkpoint of step 2."""
-    stopped = tiny_run({"training.steps": 4, "training.checkpoint_every": 2}, name="stopped")
-    assert main([str(stopped.path)]) == 0
+def test_the_repetition_of_a_run_that_was_stopped_is_identical_as_far_as_that_went(trained: Any) -> None:
+    """The first run ended after step 2 of 4; the second went on to the end, and keeps its policy of step 2 or not."""
+    often = {"training__steps": 4, "training__checkpoint_every": 2}
+    stopped, kept = trained("stopped", **often), trained("kept", training__keep_checkpoints=2, **often)
     shutil.rmtree(stopped.checkpoints / "step_000004")
-    kept = [line for line in stopped.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= 2]
-    stopped.journal_file.write_text("".join(kept))
-    for keep, weights in ((2, True), (1, None)):
-        again = tiny_run(
-            {"training.steps": 4, "training.checkpoint_every": 2, "training.keep_checkpoints": keep}, name=f"{keep}"
-        )
-        assert main([str(again.path)]) == 0
-        found = compare_runs(stopped, again, final_policy(stopped))
+    lines = [line for line in stopped.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= 2]
+    stopped.journal_file.write_text("".join(lines))
+    for weights in (True, None):
+        found = compare_runs(stopped, kept, final_policy(stopped))
         assert (found.is_identical, found.same_weights) == (True, weights)
+        shutil.rmtree(kept.checkpoints / "step_000002", ignore_errors=True)

@@ -26,8 +26,7 @@ from flows.stack.processes import (
 )
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
-from grpo_core.machine.gpus import SLOTS_VARIABLE
-from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
+from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE, held_slot
 from tasks.process.context import FLOW_RUN_VARIABLE
 
 # These processes outlive the objects that started them; that is what they are for.

@@ -22,7 +22,7 @@ from grpo_core.export.policy_folder import export_policy
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
 from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.run.cleaning import find_items
+from grpo_core.run.cleaning import clean
 from grpo_core.run.folder import RunDir
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
@@ -264,7 +264,7 @@ def test_a_training_keeps_the_checkpoint_with_which_another_run_begins(
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert {path.name for path in list_checkpoints(first.checkpoints)} == {begun.name, "step_000040"}
     shutil.rmtree(other.path)
-    (found,) = find_items(tmp_path, ["checkpoints"]).items
+    (found,) = clean(tmp_path, ["checkpoints"]).items
     assert found.path == begun
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.errors import GrpoError
-from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from tests.torture.aims import Aim, choose
 from tests.torture.compare import differences, raw_records

@@ -1,22 +1,23 @@
 """What `grpo clean` lists and removes, in real folders."""
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from flows.cli.clean import clean as command
 from grpo_core.config import Origin, RunConfig
-from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.errors import ConfigError
 from grpo_core.policy.saved import TrainingState
-from grpo_core.run.cleaning import find_items, remove_items
+from grpo_core.run.cleaning import clean, used_checkpoints
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
-from grpo_core.run.repair import cut, find_damage
+from grpo_core.sweep.folder import SweepDir
+from tests.support.locks import held_by_another
 
 
 def checkpoint(run_dir: RunDir, step: int, *, best: int | None = None, whole: bool = True) -> Path:
@@ -69,99 +70,89 @@ LEFT = [("leftovers", ".step_000060.partial"), ("leftovers", "damaged_step_00005
 )
 def test_older_checkpoints_go_once_a_run_has_ended(tmp_path: Path, status: str | None, older: bool) -> None:
     run_dir = make(tmp_path / "run", status)
-    found = find_items(tmp_path)
-    assert names(found.items) == [*([("checkpoints", "step_000020")] if older else []), *LEFT]
-    assert all(item.bytes > 2_000_000 for item in found.items)
-    assert remove_items(found.items) == []
+    listed = clean(tmp_path)
+    assert names(listed.items) == [*([("checkpoints", "step_000020")] if older else []), *LEFT]
+    assert all(item.bytes > 2_000_000 and item.path.exists() for item in listed.items)
+    assert clean(tmp_path, remove_them=True) == listed
     kept = {"step_000010", "step_000030", "step_000020_copy", "step_notes.txt"} | (set() if older else {"step_000020"})
     assert {path.name for path in run_dir.checkpoints.iterdir()} == kept
-    assert find_items(tmp_path).items == ()
+    assert clean(tmp_path).items == ()
 
 
-def test_a_run_with_a_damaged_journal_keeps_the_checkpoints_that_its_repair_may_need(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "run")
+def another_runs(run_dir: RunDir) -> None:
+    journal = Journal(run_dir.path / "other.jsonl")
+    journal.append("start", 0, {})
+    journal.append("end", 1, {"status": "finished"})
+    journal.close()
+    (run_dir.path / "other.jsonl").replace(run_dir.journal_file)
+
+
+def damage(run_dir: RunDir) -> None:
     run_dir.journal_file.write_bytes(b"{}\n" + run_dir.journal_file.read_bytes())
-    assert names(find_items(tmp_path).items) == LEFT
+
+
+@pytest.mark.parametrize("change", [damage, another_runs])
+def test_a_run_whose_journal_is_not_as_it_was_keeps_the_checkpoints_that_its_repair_may_need(
+    tmp_path: Path, change: Callable[[RunDir], None]
+) -> None:
+    change(make(tmp_path / "run"))
+    assert names(clean(tmp_path).items) == LEFT
 
 
 def test_nothing_of_a_folder_without_a_marker_is_listed_or_removed(tmp_path: Path) -> None:
     run_dir = make(tmp_path / "run")
-    items = find_items(tmp_path).items
     (run_dir.path / MARKER_FILE).unlink()
-    found = find_items(tmp_path)
+    before = sorted(run_dir.path.rglob("*"))
+    assert clean(tmp_path, remove_them=True).items == ()
+    found = clean(tmp_path, runs=[run_dir.path], remove_them=True)
     assert found.items == ()
-    assert remove_items(items) == [f"{run_dir.path}: it has no {MARKER_FILE}"]
-    assert all(item.path.exists() for item in items)
-    assert find_items(tmp_path, runs=[run_dir.path]).items == ()
+    assert MARKER_FILE in found.skipped[0]
+    assert sorted(run_dir.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("file", ["lock_file", "journal_file"])
-def test_a_run_under_way_is_left_alone_also_when_it_began_after_the_list(tmp_path: Path, file: str) -> None:
+def test_a_run_under_way_is_left_alone(tmp_path: Path, file: str) -> None:
     run_dir = make(tmp_path / "run")
-    items = find_items(tmp_path).items
-    take = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", take, str(getattr(run_dir, file))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert find_items(tmp_path).items == ()
-        (left,) = remove_items(items)
-        assert left == f"{run_dir.path}: process {holder.pid} works on it"
-        assert all(item.path.exists() for item in items)
-        holder.communicate()
-    assert remove_items(items) == []
-
-
-def test_a_run_that_went_on_after_the_list_keeps_its_checkpoints(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "run")
-    items = find_items(tmp_path, kinds=["checkpoints"]).items
-    journal = Journal(run_dir.journal_file)
-    journal.append("resume", 30, {})
-    journal.close()
-    assert remove_items(items) == [f"{items[0].path}: it has changed"]
-    assert items[0].path.exists()
+    with held_by_another(getattr(run_dir, file)) as holder:
+        found = clean(tmp_path, remove_them=True)
+        assert found.items == ()
+        assert f"process {holder} works on this run" in found.skipped[0]
+    assert len(clean(tmp_path, remove_them=True).items) == 4
 
 
 def test_runs_of_sweeps_are_found_and_links_are_not_followed(tmp_path: Path) -> None:
-    sweep = RunDir(tmp_path / "runs" / "sweep")
-    sweep.mark("run")
-    (sweep.path / MARKER_FILE).write_text('{"kind": "sweep", "format": 1}')
-    (sweep.path / "sweep.json").write_text("{}")
-    make(sweep.path / "runs" / "arm-000-seed-0")
+    sweep = SweepDir(tmp_path / "runs" / "sweep")
+    sweep.mark("sweep")
+    run_dir = make(sweep.run_dir(0, 0).path)
     make(tmp_path / "elsewhere" / "run")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere" / "run")
-    found = find_items(tmp_path / "runs")
-    assert {item.folder for item in found.items} == {sweep.path / "runs" / "arm-000-seed-0"}
+    assert {item.path.parent for item in clean(tmp_path / "runs").items} == {run_dir.checkpoints}
 
 
-@pytest.mark.parametrize("chosen", ["all", "option", "argument"])
-@pytest.mark.parametrize("is_marked", [True, False])
-def test_a_checkpoint_that_another_run_starts_from_is_left_alone(tmp_path: Path, chosen: str, is_marked: bool) -> None:
-    run_dir = make(tmp_path / "one")
-    other = RunDir(tmp_path / "two")
-    source = run_dir.checkpoints / "step_000020" / "policy"
-    other.create(RunConfig.model_validate({"model": {"source": str(source)}}))
-    if not is_marked:  # a run of an older version
-        (other.path / MARKER_FILE).unlink()
-    folder = run_dir.path if chosen == "argument" else tmp_path
-    found = find_items(folder, ["checkpoints"], [run_dir.path] if chosen == "option" else [])
-    assert found.items == ()
-    assert f"{source.parent}: it is the model of {other.path}, which cannot be reproduced without it" in found.skipped
+def test_what_a_killed_process_was_writing_is_listed_wherever_it_lies(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(RunConfig())
+    left = [place / ".final.json.4711.partial" for place in (run_dir.path, run_dir.eval, run_dir.original / "data")]
+    for file in left:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half")
+    (run_dir.eval / "final.json").write_text("{}")
+    assert {item.path for item in clean(tmp_path).items} == set(left)
 
 
-def test_a_checkpoint_whose_adapter_another_run_begins_with_is_left_alone(tmp_path: Path) -> None:
-    run_dir, other, elsewhere = make(tmp_path / "one"), RunDir(tmp_path / "two"), RunDir(tmp_path / "three")
-    source = run_dir.checkpoints / "step_000020" / "policy"
-    other.create(RunConfig.model_validate({"model": {"lora": {"init_from": str(source)}}}))
-    kept = "it is the first adapter of {}, which cannot be reproduced without it"
-    assert f"{source.parent}: {kept.format(other.path)}" in find_items(tmp_path, ["checkpoints"]).skipped
-    elsewhere.create(RunConfig.model_validate({"model": {"lora": {"init_from": "one/checkpoints/step_000020/policy"}}}))
-    facts = {"data_digest": "d", "model_digest": "m", "folders": {"model.lora.init_from": str(source)}}
-    elsewhere.provenance_file.write_text(json.dumps(facts))
-    shutil.rmtree(other.path)
-    found = find_items(tmp_path, ["checkpoints"])
-    assert found.items == ()
-    assert f"{source.parent}: {kept.format(elsewhere.path)}" in found.skipped
+@pytest.mark.parametrize("place", ["two", "sweep/runs/arm-000-seed-0"])
+@pytest.mark.parametrize("key", ["source", "init_from", "moved"])
+def test_a_checkpoint_that_another_run_begins_with_is_left_alone(tmp_path: Path, place: str, key: str) -> None:
+    run_dir, other = make(tmp_path / "one"), RunDir(tmp_path / place)
+    policy = run_dir.checkpoints / "step_000020" / "policy"
+    lora = {"lora": {"init_from": str(policy) if key == "init_from" else "one/checkpoints/step_000020/policy"}}
+    other.create(RunConfig.model_validate({"model": {"source": str(policy)} if key == "source" else lora}))
+    if key == "moved":  # a relative path of elsewhere
+        other.provenance_file.write_text(json.dumps({"folders": {"model.lora.init_from": str(policy)}}))
+    assert used_checkpoints(run_dir)[policy.parent] == other.path
+    for chosen in (clean(tmp_path, ["checkpoints"]), clean(run_dir.path, ["checkpoints"])):
+        assert chosen.items == ()
+        assert f"{policy.parent}: {other.path} begins with it" in chosen.skipped[0]
 
 
 def test_an_evaluation_does_not_keep_the_checkpoint_that_it_was_of(tmp_path: Path) -> None:
@@ -169,62 +160,35 @@ def test_an_evaluation_does_not_keep_the_checkpoint_that_it_was_of(tmp_path: Pat
     source = run_dir.checkpoints / "step_000020" / "policy"
     config = RunConfig.model_validate({"model": {"source": str(source)}})
     RunDir(tmp_path / "two").create(config, Origin(preset="evaluation"), "evaluation")
-    assert names(find_items(tmp_path, ["checkpoints"]).items) == [("checkpoints", "step_000020")]
+    assert names(clean(tmp_path, ["checkpoints"]).items) == [("checkpoints", "step_000020")]
 
 
 def test_checkpoints_that_a_cut_has_set_aside_can_go(tmp_path: Path) -> None:
     run_dir = make(tmp_path / "run")
     run_dir.journal_file.write_bytes(b"".join(run_dir.journal_file.read_bytes().splitlines(keepends=True)[:15]))
-    assert names(find_items(tmp_path).items) == LEFT
-    damage = find_damage(run_dir)
-    assert damage is not None
-    cut(run_dir, damage)
-    aside = [("leftovers", "aside_step_000020"), ("leftovers", "aside_step_000030")]
-    found = find_items(tmp_path)
-    assert names(found.items) == sorted([*aside, *LEFT])
-    assert remove_items(found.items) == []
+    cut(run_dir, find_intact(run_dir))
+    aside = [("leftovers", "damaged_step_000020"), ("leftovers", "damaged_step_000030")]
+    assert names(clean(tmp_path, remove_them=True).items) == sorted([*aside, *LEFT])
     assert (run_dir.checkpoints / "step_000010").exists()
 
 
-def test_the_finished_journal_of_another_run_frees_no_checkpoint(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "run")
-    journal = Journal(tmp_path / "other.jsonl")
-    for kind, step in (("start", 0), ("step", 1), ("end", 1)):
-        journal.append(kind, step, {"status": "finished"} if kind == "end" else {"metrics": {}})  # type: ignore[arg-type]
-    journal.close()
-    (tmp_path / "other.jsonl").replace(run_dir.journal_file)
-    assert names(find_items(tmp_path).items) == LEFT
-
-
-@pytest.fixture
-def grpo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.cli", "clean", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-
-    return run
-
-
 def test_the_command_lists_and_removes_only_when_told_to(
-    tmp_path: Path, grpo: Callable[..., subprocess.CompletedProcess[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    command()
+    assert "nothing can go" in capsys.readouterr().out
     run_dir = make(tmp_path / "runs" / "one")
-    listed = grpo()
-    assert listed.returncode == 0, listed.stderr
-    assert "checkpoints     2 MB  runs/one/checkpoints/step_000020" in listed.stdout
-    assert listed.stdout.endswith("4 item(s), 8 MB can go; --yes removes them\n")
+    command()
+    listed = capsys.readouterr().out
+    assert "checkpoints     2 MB  runs/one/checkpoints/step_000020" in listed
+    assert listed.endswith("4 item(s), 8 MB can go; --yes removes them\n")
     assert (run_dir.checkpoints / "step_000020").exists()
-    removed = grpo("--kind", "leftovers", "--run", "runs/one", "--yes")
-    assert removed.stdout.endswith("3 item(s), 6 MB removed\n"), removed.stderr
+    command(kind=["leftovers"], run=[Path("runs/one")], yes=True)
+    assert capsys.readouterr().out.endswith("3 item(s), 6 MB removed\n")
     assert not (run_dir.checkpoints / "damaged_step_000050").exists()
     assert (run_dir.checkpoints / "step_000020").exists()
-    assert grpo("--kind", "everything").returncode == 2
-
-
-def test_a_misspelt_folder_is_an_error_and_no_runs_yet_is_none(
-    tmp_path: Path, grpo: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    misspelt = grpo("runs/on")
-    assert misspelt.returncode == 2
-    assert "runs/on: is no folder; give the folder of runs" in misspelt.stderr
-    assert "nothing can go" in grpo().stdout
+    with pytest.raises(ConfigError, match="everything"):
+        command(kind=["everything"])
+    with pytest.raises(ConfigError, match="runs/on: is no folder"):
+        command(Path("runs/on"))

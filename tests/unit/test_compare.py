@@ -19,9 +19,9 @@ from scipy import stats
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
 from grpo_core.compare.differences import shared_ends
-from grpo_core.compare.files import ComparisonDir, write_comparison
+from grpo_core.compare.files import TABLES, write_comparison
 from grpo_core.compare.page import render_comparison
-from grpo_core.compare.pictures import PANELS, comparison_figure, sync_segments
+from grpo_core.compare.pictures import PANELS, PICTURES, comparison_figure, sync_segments
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.metrics import LAST_STEPS
@@ -413,11 +413,9 @@ def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Pa
     }
     for table in (tmp_path / "out").glob("*.csv"):
         pandas.read_csv(table)  # one without rows has its columns
-    assert {path.name for path in (tmp_path / "out").iterdir()} == set(ComparisonDir.files) - {
-        "lock",
-        "flow_run",
-        "tracking.json",
-    }
+    files = {".grpo-folder", "compare.html", "comparison.json"}
+    tables = {*(f"{name}.csv" for name in TABLES), *(f"{name}.png" for name in PICTURES)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files | tables
 
 
 def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_path: Path) -> None:

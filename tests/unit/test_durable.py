@@ -18,8 +18,8 @@ from grpo_core.evaluation.results import facts_file, table_file, write_evaluatio
 from grpo_core.evaluation.reuse import keep_evaluation
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
-from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.reproduction import copy_prompts
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.summary import compare_evaluations, lost_completions
@@ -52,8 +52,7 @@ def repair(run_dir: RunDir) -> Path:
     journal.append("start", 0, {})
     journal.close()
     run_dir.journal_file.write_bytes(b"{}\n" + run_dir.journal_file.read_bytes())
-    damage = find_damage(run_dir)
-    assert damage is not None
+    damage = find_intact(run_dir)
     cut(run_dir, damage)
     return next(run_dir.path.glob("journal.damaged-*.jsonl"))
 
@@ -96,26 +95,6 @@ def test_content_and_name_of_what_is_relied_on_are_flushed(
     file = write(run_dir)
     assert file.stat().st_size > 0
     assert disk.is_flushed(file)
-
-
-def test_frozen_prompts_are_flushed_before_their_manifest(
-    tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir()
-    disk = Disk(tmp_path, None, tmp_path / "note")
-    replace, before = os.replace, []
-
-    def renamed(source: Path, target: Path) -> None:
-        if Path(target).name == "manifest.json":
-            before.extend(disk.is_flushed(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "eval"))
-        replace(source, target)
-
-    for name in ("fsync", "rename"):
-        monkeypatch.setattr(os, name, getattr(os, name))
-    monkeypatch.setattr(os, "replace", renamed)
-    disk.install()
-    prepare(tiny_config(), tmp_path / "run" / "data")
-    assert before == [True, True]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The journal: what is written is read back, whatever is torn, and each line reaches a tail once."""
 
+import contextlib
 import hashlib
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -11,208 +12,99 @@ from grpo_core.errors import JournalError
 from grpo_core.run.journal import Journal, JournalTail, Record, read_journal, read_records
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "journal.jsonl"
+
+
 def write(path: Path, *events: tuple[str, int]) -> list[Record]:
-    journal = Journal(path)
-    records = [journal.append(kind, step, {"metrics": {"kl/ref/drift": step / 10}}) for kind, step in events]
-    journal.close()
-    return records
+    with contextlib.closing(Journal(path)) as journal:
+        return [journal.append(kind, step, {"metrics": {"kl/ref/drift": step / 10}}) for kind, step in events]
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "journal.jsonl"
-    written = write(path, ("start", 0), ("step", 1), ("ref_sync", 1), ("step", 2), ("end", 2))
-    assert read_journal(path) == written
-    assert [record.seq for record in written] == [0, 1, 2, 3, 4]
+def test_what_is_appended_is_on_disk_and_read_back_with_its_digest(path: Path) -> None:
+    texts = ["line\nbreak", "\u2028\x85\r", "\U0001f600", "é"]
+    with contextlib.closing(Journal(path)) as journal:
+        written = [journal.append("alert", step, {"text": text}) for step, text in enumerate(texts)]
+        assert read_journal(path) == written
+        assert [record.seq for record in written] == [0, 1, 2, 3]
+        content = path.read_bytes()
+        assert journal.mark == (len(content), hashlib.sha256(content).hexdigest())
+        with pytest.raises(JournalError, match="kl/ref/k9"):  # no metric of the registry
+            journal.append("step", 1, {"metrics": {"kl/ref/drift": 0.1, "kl/ref/k9": 0.1}})
+        assert path.read_bytes() == content
 
 
-def test_a_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    record = journal.append("step", 1, {})
-    assert read_journal(tmp_path / "journal.jsonl") == [record]
-    journal.close()
-
-
-def test_times_have_a_zone_and_never_go_back(tmp_path: Path) -> None:
-    records = write(tmp_path / "journal.jsonl", ("step", 1), ("step", 2))
-    assert all(record.time.endswith("+00:00") for record in records)
-    assert records[0].timestamp_ms <= records[1].timestamp_ms
-
-
-def test_nan_and_infinities_are_text_in_the_file_and_numbers_again_when_read(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.append("step", 1, {"metrics": {"loss/total": math.nan, "loss/kl": math.inf, "loss/policy": -math.inf}})
-    journal.close()
+def test_nan_and_infinities_are_text_in_the_file_and_numbers_again_when_read(path: Path) -> None:
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("step", 1, {"metrics": {"loss/total": math.nan, "loss/kl": math.inf, "loss/policy": -math.inf}})
     assert '"loss/total":"nan","loss/kl":"inf","loss/policy":"-inf"' in path.read_text()
     metrics = read_journal(path)[0].metrics
     assert math.isnan(metrics["loss/total"])
     assert (metrics["loss/kl"], metrics["loss/policy"]) == (math.inf, -math.inf)
 
 
-@pytest.mark.parametrize("text", ["line\nbreak", "\u2028\x85\r", "\U0001f600", "é"])
-def test_any_text_keeps_to_one_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.append("alert", 1, {"text": text})
-    journal.append("alert", 2, {"text": text})
-    journal.close()
-    assert [record.data["text"] for record in read_journal(path)] == [text, text]
-
-
-def test_a_torn_last_line_is_dropped_when_read(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    written = write(path, ("step", 1), ("step", 2))
-    path.write_bytes(path.read_bytes()[:-1])
-    assert read_journal(path) == written[:1]
-
-
-def test_a_torn_last_line_is_dropped_when_opened_for_appending(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    first = write(path, ("step", 1))
-    with path.open("ab") as file:
-        file.write(b'{"seq":1,"time":"2026')
-    second = write(path, ("step", 2))
-    assert read_journal(path) == [*first, *second]
-    assert second[0].seq == 1
-
-
-def test_a_resume_supersedes_the_steps_after_it(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    events = [
-        ("start", 0),
-        ("step", 1),
-        ("checkpoint", 1),
-        ("step", 2),
-        ("ref_sync", 2),
-        ("step", 3),
-        ("resume", 1),
-        ("step", 2),
-    ]
-    write(path, *events)
-    history = [(record.kind, record.step) for record in read_journal(path)]
-    assert history == [("start", 0), ("step", 1), ("checkpoint", 1), ("resume", 1), ("step", 2)]
-
-
-def test_the_last_of_two_resumes_decides(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path, ("step", 1), ("step", 2), ("resume", 2), ("step", 3), ("resume", 0), ("step", 1))
-    assert [record.seq for record in read_journal(path)] == [4, 5]
-
-
-def test_a_second_start_supersedes_the_steps_of_the_first(tmp_path: Path) -> None:
-    """A run that dies before its first checkpoint begins again."""
-    path = tmp_path / "journal.jsonl"
-    write(path, ("start", 0), ("step", 1), ("ref_sync", 1), ("step", 2), ("start", 0), ("step", 1))
-    assert [(record.seq, record.kind) for record in read_journal(path)] == [(0, "start"), (4, "start"), (5, "step")]
-
-
-def test_a_tail_yields_each_whole_line_once_while_it_is_written_in_pieces(tmp_path: Path) -> None:
-    source, path = tmp_path / "source.jsonl", tmp_path / "journal.jsonl"
-    written = write(source, ("start", 0), ("step", 1), ("resume", 0), ("step", 1), ("end", 1))
-    content = source.read_bytes()
-    tail = JournalTail(path)
-    assert list(tail.read()) == []
-    seen: list[Record] = []
-    for start in range(0, len(content), 7):
-        with path.open("ab") as file:
-            file.write(content[start : start + 7])
+def test_a_tail_yields_each_whole_line_once_while_it_is_written_in_pieces(tmp_path: Path, path: Path) -> None:
+    written = write(path, ("start", 0), ("step", 1), ("resume", 0), ("step", 1), ("end", 1))
+    content, copy, seen = path.read_bytes(), tmp_path / "copy.jsonl", list[Record]()
+    tail = JournalTail(copy)
+    for end in range(0, len(content) + 7, 7):
         seen += tail.read()
-        assert len(seen) == content[: start + 7].count(b"\n")
-    assert seen == written
-    assert list(tail.read()) == []
+        assert seen == written[: content[: max(0, end - 7)].count(b"\n")]
+        copy.write_bytes(content[:end])
+    assert [*seen, *tail.read()] == written
 
 
-def test_a_tail_follows_a_journal_that_was_torn_and_reopened(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    first = write(path, ("step", 1))
-    with path.open("ab") as file:
-        file.write(b'{"seq":1')
-    tail = JournalTail(path)
-    assert list(tail.read()) == first
-    second = write(path, ("step", 2))
-    assert list(tail.read()) == second
-
-
-def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    with pytest.raises(JournalError, match="kl/ref/k9"):
-        journal.append("step", 1, {"metrics": {"kl/ref/drift": 0.1, "kl/ref/k9": 0.1}})
-    journal.close()
-    assert path.read_bytes() == b""
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff",
-        b'{"seq":1}',
-        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{"metrics":{"kl/ref/drift":"high"}}}',
-        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{}}',
-        b'{"seq":1,"time":"2026-01-01T00:00:00","kind":"step","step":1,"data":{}}',
-        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1.5,"data":{}}',
-        b'{"seq":true,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{}}',
-        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":[]}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path, ("step", 1), ("step", 2))
-    first, second = path.read_bytes().splitlines()
-    path.write_bytes(b"\n".join([first, line, second]) + b"\n")
-    with pytest.raises(JournalError, match="line 2: not a journal record"):
-        read_journal(path)
-    with pytest.raises(JournalError, match="line 2: not a journal record"):
-        list(JournalTail(path).read())
-
-
-@pytest.mark.parametrize("order", [(0, 2), (0, 1, 1, 2), (0, 2, 1), (1, 0, 2)])
-def test_lines_that_are_missing_doubled_or_moved_are_refused(tmp_path: Path, order: tuple[int, ...]) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path, ("step", 1), ("step", 2), ("step", 3))
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[index] for index in order))
-    with pytest.raises(JournalError, match="a line is missing, doubled or out of order"):
-        read_journal(path)
-
-
-def test_a_missing_journal_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="no journal there"):
-        read_journal(tmp_path / "journal.jsonl")
-
-
-def test_truncation_at_any_byte_leaves_a_prefix_of_the_records(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_truncation_at_any_byte_leaves_a_prefix_of_the_records_and_the_next_stands_on_a_line_of_its_own(path: Path) -> None:
     records = write(path, ("start", 0), ("step", 1))
     content = path.read_bytes()
     for length in range(len(content) + 1):
-        kept = content[:length]
-        path.write_bytes(kept)
-        assert read_journal(path) == records[: kept.count(b"\n")]
+        path.write_bytes(content[:length])
+        whole, tail = records[: content[:length].count(b"\n")], JournalTail(path)
+        assert tail.read() == read_journal(path) == whole
         added = write(path, ("step", 3))
-        assert read_journal(path) == [*records[: kept.count(b"\n")], *added]
+        assert tail.read() == added
+        assert read_journal(path) == [*whole, *added]
 
 
-def test_the_mark_is_the_digest_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path, ("start", 0))
-    journal = Journal(path)
-    journal.append("step", 1, {})
-    content = path.read_bytes()
-    assert journal.mark == (len(content), hashlib.sha256(content).hexdigest())
-    journal.close()
-
-
-def test_records_of_two_threads_are_numbered_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    with ThreadPoolExecutor(max_workers=4) as threads:
+def test_records_of_two_threads_are_numbered_in_order(path: Path) -> None:
+    with contextlib.closing(Journal(path)) as journal, ThreadPoolExecutor(max_workers=4) as threads:
         list(threads.map(lambda step: journal.append("step", step, {"metrics": {}}), range(1, 60)))
-    journal.close()
+        assert journal.last_step == 59
     assert sorted(record.step for record in read_records(path)) == list(range(1, 60))
-    assert journal.last_step == 59
+
+
+@pytest.mark.parametrize(
+    ("events", "left"),
+    [
+        (("start 0", "step 1", "step 2", "ref_sync 2", "resume 1", "step 2"), [0, 1, 4, 5]),
+        (("step 1", "step 2", "resume 2", "step 3", "resume 0", "step 1"), [4, 5]),  # the last decides
+        (("start 0", "step 1", "start 0", "step 1"), [0, 2, 3]),  # it died before its first checkpoint, and began again
+    ],
+)
+def test_a_resume_supersedes_the_steps_after_it(path: Path, events: tuple[str, ...], left: list[int]) -> None:
+    write(path, *((kind, int(step)) for kind, step in (event.split() for event in events)))
+    assert [record.seq for record in read_journal(path)] == left
+
+
+FIRST = b'{"seq":0,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{}}'
+DAMAGED = {
+    "empty": b"",
+    "no JSON": b"\xff{",
+    "no record": b"[]",
+    "a key is missing": b'{"seq":1}',
+    "a figure is text": FIRST.replace(b"0,", b"1,", 1).replace(b"{}", b'{"metrics":{"kl/ref/drift":"high"}}'),
+    "doubled": FIRST,
+    "a line is missing": FIRST.replace(b"0,", b"2,", 1),
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(FIRST + b"\n" + line + b"\n")
+    for read in (lambda: read_journal(path), lambda: JournalTail(path).read(), lambda: Journal(path)):
+        with pytest.raises(JournalError, match="line 2: not a journal record"):
+            read()
+    with pytest.raises(JournalError, match="no journal there"):
+        read_journal(tmp_path / "nowhere")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run import judge as judging
+from grpo_core.run import rules as judging
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
-from grpo_core.run.judge import Judge
+from grpo_core.run.rules import RunRules
 
 RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
 TEXT = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
@@ -35,7 +35,7 @@ def records(run_dir: RunDir) -> list[Record]:
 
 
 def test_a_breach_that_nobody_has_judged_is_written_down_and_its_stop_asked_for(breached: RunDir) -> None:
-    (alert,) = Judge(breached).catch_up(records(breached))
+    (alert,) = RunRules(breached).catch_up(records(breached))
     assert (alert.text, alert.reported) == (TEXT, False)
     assert [found.text for found in monitor_alerts(breached)] == [TEXT]
     assert breached.stop_file.read_text() == f"{TEXT}\n"
@@ -43,7 +43,7 @@ def test_a_breach_that_nobody_has_judged_is_written_down_and_its_stop_asked_for(
 
 def test_a_stop_that_was_reported_and_not_obeyed_is_asked_for_again(breached: RunDir) -> None:
     add_alert(breached, 2, TEXT)
-    (alert,) = Judge(breached).catch_up(records(breached))
+    (alert,) = RunRules(breached).catch_up(records(breached))
     assert alert.reported
     assert len(monitor_alerts(breached)) == 1
     assert breached.stop_file.exists()
@@ -54,7 +54,7 @@ def test_a_stop_that_was_obeyed_is_over(breached: RunDir) -> None:
     journal = Journal(breached.journal_file)
     journal.append("end", 2, {"status": "stopped", "reason": f"STOP: {TEXT}"})
     journal.close()
-    Judge(breached).catch_up(records(breached))
+    RunRules(breached).catch_up(records(breached))
     assert not breached.stop_file.exists()
 
 
@@ -65,7 +65,7 @@ def test_an_alert_that_cannot_be_written_is_logged_and_still_stops_the_run(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(judging, "add_alert", full)
-    judge = Judge(breached)
+    judge = RunRules(breached)
     with caplog.at_level(logging.WARNING):
         judge.catch_up(records(breached))
     assert judge.alerts == [TEXT]

@@ -1,14 +1,12 @@
 """A run that is opened as tables and curves."""
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 
-from grpo_core.errors import ConfigError, JournalError
 from grpo_core.run.curves import read_curve, read_curves
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.run.opened import Run
@@ -84,33 +82,6 @@ def test_a_run_without_a_step_has_empty_tables(tmp_path: Path) -> None:
 
 
 # What is no run
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path / "nowhere", r"no readable config\.json"),
-        (lambda path: (path / "empty").mkdir() or path / "empty", r"no readable config\.json"),
-    ],
-)
-def test_what_is_no_run_is_refused(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(JournalError, match=message):
-        Run(make(tmp_path))
-
-
-def test_a_damaged_journal_and_an_edited_configuration_are_refused(folder: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(folder, damaged)
-    journal = damaged / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"seq":2', '"seq":7', 1))
-    with pytest.raises(JournalError, match="line 3: "):
-        Run(damaged)
-    edited = tmp_path / "edited"
-    shutil.copytree(folder, edited)
-    config = edited / "config.json"
-    config.write_text(config.read_text().replace('"seed": 3', '"seed": "x"'))
-    with pytest.raises(ConfigError, match="seed"):
-        Run(edited)
 
 
 # Curves

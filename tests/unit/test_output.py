@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
-from grpo_core.machine.output import reader_may_leave
+from grpo_core.machine.output import ignore_broken_pipe
 stream, other = (sys.stdout, sys.stderr) if sys.argv[1] == "stdout" else (sys.stderr, sys.stdout)
 for number in range(2000):
-    with reader_may_leave():
+    with ignore_broken_pipe():
         stream.write("x" * 100 + chr(10))
         stream.flush()
 other.write("at the end")

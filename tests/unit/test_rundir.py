@@ -1,5 +1,6 @@
-"""RUN_DIR: a run is never overwritten, a start that failed is."""
+"""RUN_DIR: ours by a marker, held by one flow; a run is never overwritten, a start that failed is."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,66 +8,14 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import JournalError
+from grpo_core.errors import FolderError, JournalError
 from grpo_core.run.alerts import add_alert, all_alerts, monitor_alerts
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
-
-
-def test_a_folder_with_a_journal_is_refused(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(tiny_config())
-    journal = Journal(run_dir.journal_file)
-    journal.append("start", 0, {})
-    journal.close()
-    with pytest.raises(JournalError, match="already holds a run"):
-        run_dir.create(tiny_config())
-
-
-def test_what_a_failed_start_left_is_replaced(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(tiny_config())
-    run_dir.data.mkdir()
-    (run_dir.data / "manifest.json").write_text("of the wrong data")
-    run_dir.process_file.write_text('{"pid": null, "returncode": 127}')
-    run_dir.create(tiny_config({"loss.beta": 0.5}))
-    assert run_dir.read_config().loss.beta == 0.5
-    assert not run_dir.data.exists()
-    assert not run_dir.process_file.exists()
-
-
-def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    add_alert(run_dir, 3, "first")
-    with run_dir.alerts_file.open("a") as file:
-        file.write('{"step": 4, "te')
-    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first"]
-    run_dir.alerts_file.write_text('{"step": 3, "text": "first"}\n{"step": 4}\n')
-    with pytest.raises(JournalError, match=r"alerts\.jsonl, line 2: not an alert"):
-        monitor_alerts(run_dir)
-
-
-def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_from(
-    tmp_path: Path, tiny_config: Callable[..., Any]
-) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(tiny_config())
-    (run_dir.checkpoints / "step_000010").mkdir(parents=True)
-    with pytest.raises(JournalError, match="already holds a run"):
-        run_dir.create(tiny_config())
-
-
-def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path):
-    """Its provenance, above all: the next would pass for a run that goes on with another model."""
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(RunConfig())
-    leftovers = [run_dir.provenance_file, run_dir.tracking_file, run_dir.flow_run_file, run_dir.data / "manifest.json"]
-    leftovers += [run_dir.eval / "base.parquet", run_dir.report / "report.md", run_dir.alerts_file]
-    for file in leftovers:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("{}")
-    run_dir.create(RunConfig())
-    assert [file.name for file in leftovers if file.exists()] == []
+from grpo_core.run.resuming import new_run
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import make_plan
 
 
 def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(tmp_path: Path) -> None:
@@ -94,3 +43,88 @@ def test_a_request_to_stop_says_why_and_replaces_an_earlier_one_whole(tmp_path: 
         run_dir.request_stop(reason)
     assert run_dir.stop_file.read_text() == "the second\n"
     assert [path.name for path in tmp_path.iterdir()] == ["STOP"]
+
+
+def test_a_torn_alert_is_dropped(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    add_alert(run_dir, 3, "first")
+    with run_dir.alerts_file.open("a") as file:
+        file.write('{"step": 4, "te')
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first"]
+
+
+@pytest.mark.parametrize("what", ["journal.jsonl", "checkpoints"])
+def test_a_run_is_never_overwritten(tmp_path: Path, what: str) -> None:
+    """Checkpoints without a journal are one, too: a new run must not go on from them."""
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(RunConfig())
+    (run_dir.path / what).mkdir()
+    for take in (lambda: run_dir.create(RunConfig()), run_dir.forget_start):
+        with pytest.raises(JournalError, match="already holds a run"):
+            take()
+
+
+def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """Its provenance, above all: the next would pass for a run that goes on with another model."""
+    run_dir = RunDir(tmp_path / "run")
+    with new_run(run_dir.path, "x", "reproduction"):
+        run_dir.create(RunConfig(), kind="reproduction")
+    leftovers = [run_dir.provenance_file, run_dir.tracking_file, run_dir.flow_run_file, run_dir.data / "manifest.json"]
+    leftovers += [run_dir.original / "config.json", run_dir.eval / "base.parquet", run_dir.alerts_file]
+    for file in leftovers:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    with new_run(run_dir.path, "x", "run"):
+        run_dir.create(RunConfig.model_validate({"loss": {"beta": 0.5}}))
+    assert [file.name for file in leftovers if file.exists()] == []
+    assert run_dir.read_config().loss.beta == 0.5
+    marker = run_dir.marker()
+    assert marker is not None
+    assert marker.kind == "run"
+
+
+def test_places_that_are_never_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = tmp_path / "home", tmp_path / "file"
+    home.mkdir()
+    file.write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    places = {
+        "/": "the root or home folder",
+        str(home): "the root or home folder",
+        "~/runs": "is not expanded",
+        ".": "neither empty nor",
+        str(Path(__file__).parents[2]): "neither empty nor",
+        str(file): "is a file",
+        str(file / "below"): "cannot be written",
+    }
+    for place, reason in places.items():
+        with pytest.raises(FolderError, match=reason):
+            RunDir(Path(place)).create(RunConfig())
+    assert list(home.iterdir()) == []
+
+
+def test_a_run_is_no_sweep_and_a_sweep_is_no_run(tmp_path: Path) -> None:
+    plan = make_plan({"base": "quickstart", "axes": {"loss.beta": [0.0, 0.1]}, "seeds": [0]})
+    RunDir(tmp_path / "run").create(RunConfig())
+    SweepDir(tmp_path / "sweep").create(plan, "s", "s-1")
+    with pytest.raises(FolderError, match="is the folder of a run"):
+        SweepDir(tmp_path / "run").create(plan, "s", "s-1")
+    with pytest.raises(FolderError, match="is the folder of a sweep"):
+        RunDir(tmp_path / "sweep").create(RunConfig())
+    RunDir(tmp_path / "sweep" / "runs" / "arm-000-seed-0").create(RunConfig())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_folder_of_another_version_is_refused(tmp_path: Path, number: int) -> None:
+    (tmp_path / MARKER_FILE).write_text(f'{{"kind": "run", "format": {number}, "more": {{}}}}')
+    with pytest.raises(FolderError, match="another version of grpo-flow"):
+        RunDir(tmp_path).require_ours()
+
+
+def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(RunConfig())
+    with run_dir.locked(), pytest.raises(FolderError, match=f"process {os.getpid()} works on this run"):
+        run_dir.locked()
+    run_dir.locked().close()  # it is free again

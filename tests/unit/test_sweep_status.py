@@ -8,7 +8,7 @@ import pytest
 
 from grpo_core.config import Origin, load_config
 from grpo_core.machine.jsonfile import write_json
-from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, Outcome
