@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
-from grpo_core.policy.sources.availability import TOKENIZERS
-from grpo_core.policy.sources.pickled import unpickled
-from grpo_core.policy.sources.weight_files import PICKLED, weight_files
+from grpo_core.policy.sources.find import TOKENIZERS
+from grpo_core.policy.sources.weight_files import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -145,10 +144,7 @@ def _stored(folder: Path) -> "dict[str, torch.Tensor]":
     """Return the weights in the files of a folder, by name, without their content."""
     files = weight_files(folder)
     with raised_as(ModelError, _unloadable(folder), Exception):
-        if files[0].suffix == PICKLED:
-            stored = unpickled(folder, "meta")
-        else:
-            stored = {name: tensor for file in files for name, tensor in _described(file).items()}
+        stored = {name: tensor for file in files for name, tensor in _described(file).items()}
     whole = [name for name, tensor in stored.items() if name.endswith("weight") and not _is_plain(tensor.dtype)]
     if whole:
         kinds = ", ".join(sorted({str(stored[name].dtype).removeprefix("torch.") for name in whole}))

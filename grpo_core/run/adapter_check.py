@@ -10,8 +10,7 @@ from grpo_core.errors import ModelError, few_names, name_of
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
 from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
 from grpo_core.policy.outline import Outline, unreached_by
-from grpo_core.policy.sources.availability import files_on_hub
-from grpo_core.policy.sources.find import model_here
+from grpo_core.policy.sources.find import files_on_hub, model_here
 from grpo_core.run.adapter_size import adapter_size, reference_rank
 from grpo_core.run.disk_need import BYTES_PER_WEIGHT, shown_bytes
 from grpo_core.run.model_shape import ModelShape

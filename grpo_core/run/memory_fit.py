@@ -9,7 +9,7 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.outline import Outline
-from grpo_core.policy.sources.find import files_here
+from grpo_core.policy.sources.find import model_here
 from grpo_core.run.disk_need import shown_bytes
 from grpo_core.run.memory_need import MemoryNeed, acting_on, memory_need, states_of
 from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
@@ -84,7 +84,7 @@ class Fit:
 
 def shape_for(config: RunConfig, outline: Outline | None = None) -> ModelShape | None:
     """Return the shape of a run's model: from its files if they are here, else of a model that is known; None = neither."""
-    folder = files_here(config.model.source)
+    folder = model_here(config.model.source)
     return KNOWN_SHAPES.get(config.model.source) if folder is None else shape_of(folder, outline)
 
 

@@ -11,7 +11,8 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from grpo_core.data.gym import ALLOWED_TASKS, gym_rows, gym_score
+from grpo_core.config.names import ALLOWED_TASKS
+from grpo_core.data.sources import gym_rows, gym_score
 from grpo_core.errors import DataError
 from grpo_core.rewards.dry_run import CONSTANTS
 

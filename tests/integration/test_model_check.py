@@ -14,8 +14,7 @@ from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy import supported
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.opening import open_policy, require_positions
-from grpo_core.policy.sources.availability import require_model
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.find import require_model, resolve_model
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas
 import pytest
+from grpo_core.data.rows import check_rows
 
 from grpo_core.config import DataConfig
 from grpo_core.data.frozen import freeze, load_frozen
 from grpo_core.data.prompts import build_prompts, columns_of
-from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import first_rows, read_rows
 from grpo_core.errors import DataError
 
