@@ -20,7 +20,7 @@ from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from grpo_core.run.adapter_check import AdapterSummary
-    from grpo_core.run.memory_fit import Fit
+    from grpo_core.run.memory import Fit
     from grpo_core.sweep.status import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")

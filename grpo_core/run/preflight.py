@@ -35,13 +35,12 @@ from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import lacks_chat_template, model_here, require_model
 from grpo_core.policy.sources.weight_files import files_identity
 from grpo_core.redaction import kept_uri
-from grpo_core.run.adapter_check import AdapterSummary, adapter_faults, adapter_summary, adapter_warnings
-from grpo_core.run.announce import require_disk
+from grpo_core.run.adapter_check import AdapterSummary, adapter_summary, look_at_adapter
 from grpo_core.run.child import held_lifeline, interpreter, python_path
-from grpo_core.run.disk_need import kept_weights, shown_bytes
+from grpo_core.run.disk_need import disk_need, kept_weights, require_disk, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
-from grpo_core.run.memory_fit import Fit, fit_of, shape_for
-from grpo_core.run.model_shape import ModelShape
+from grpo_core.run.memory import Fit, fit_of
+from grpo_core.run.model_shape import shape_for
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
@@ -99,14 +98,15 @@ def check_start(
     fit = None if shape is None else fit_of(config, shape)
     layers = outline.linear_layers if outline is not None else None if shape is None else shape.linear_layers
     bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
-    faults = [*own, *faults, *disk, *bound, *adapter_faults(config, layers), *memory_faults(fit), *found["faults"]]
-    warnings = [*unbound, *adapter_warnings(config, layers, outline), *(() if fit is None else fit.warnings())]
+    of_adapter, doubtful = look_at_adapter(config, layers, outline)
+    faults = [*own, *faults, *disk, *bound, *of_adapter, *memory_faults(fit), *found["faults"]]
+    warnings = [*unbound, *doubtful, *(() if fit is None else fit.warnings())]
     return Preflight(
         faults=tuple(faults),
         warnings=(*warnings, *found["warnings"]),
         notes=tuple(found["notes"]),
         fit=fit,
-        adapter=_adapter(config, outline or shape),
+        adapter=adapter_summary(config, outline or shape),
     )
 
 
@@ -121,11 +121,7 @@ def check_elsewhere(config: RunConfig, device_memory: int) -> Preflight:
     fit = None if shape is None else fit_of(config, shape, device_memory)
     layers = () if lora is None or shape is None else layer_faults(lora, shape.linear_layers)
     warnings = () if fit is None else fit.warnings()
-    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=warnings, fit=fit, adapter=_adapter(config, shape))
-
-
-def _adapter(config: RunConfig, model: Outline | ModelShape | None) -> AdapterSummary | None:
-    return None if model is None else adapter_summary(config, model)
+    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=warnings, fit=fit, adapter=adapter_summary(config, shape))
 
 
 def require_start(
@@ -290,12 +286,11 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
     weights = None if model is None else kept_weights(config, model)
     if weights is None:  # printed and checked once the model is here
         return
-    folder, uri = run_path or RUNS_FOLDER, _tracking_uri(config)
-    # A server keeps artifacts on a disk of its own.
-    tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))  # one that is no address is refused elsewhere
-    beside = folder if run_path is None else folder.parent
+    uri = _tracking_uri(config)
+    # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
+    tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))
     try:
-        require_disk(config, weights, folder, beside / "mlartifacts" if tracked_here else None)
+        require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
     except GrpoError as error:
         yield str(error)
 

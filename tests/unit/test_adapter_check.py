@@ -16,9 +16,7 @@ from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.weights import named_weights
 from grpo_core.run.adapter_check import adapter_faults, adapter_summary, adapter_warnings
-from grpo_core.run.adapter_size import adapter_size
-from grpo_core.run.memory_fit import shape_for
-from grpo_core.run.model_shape import ModelShape, linear_layers_in
+from grpo_core.run.model_shape import ModelShape, adapter_size, linear_layers_in, shape_for
 from tests.conftest import build_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call

@@ -11,10 +11,9 @@ import pytest
 from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.run import memory_fit
-from grpo_core.run.memory_fit import SETTINGS, fit_of, shape_for
-from grpo_core.run.memory_need import memory_need, pass_tokens, states_of
-from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
+from grpo_core.run import memory
+from grpo_core.run.memory import SETTINGS, fit_of, memory_need, pass_tokens, states_of
+from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_for, shape_of
 
 ROOT = Path(__file__).parents[2]
 GSM8K = [name for name in preset_names() if name.startswith("gsm8k_qwen25")]
@@ -128,17 +127,17 @@ def test_evaluations_sample_as_many_rows_as_the_setting_allows():
 
 
 def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
-    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: 10 * 10**9)
-    monkeypatch.setattr(memory_fit, "available_memory", lambda: 7 * 10**9)
-    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0+cpu")
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda: 7 * 10**9)
+    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0+cpu")
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0")
+    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0")
     on_gpu = fit_of(config(), SMALL)
     assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
     assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: None)
+    monkeypatch.setattr(memory, "gpu_memory", lambda: None)
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
     unknown = fit_of(config(), SMALL)
     assert (unknown.available, unknown.too_large, unknown.warnings()) == (None, (), ())
 
