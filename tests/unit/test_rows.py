@@ -1,4 +1,4 @@
-"""Where rows come from: files, data sets of a hub, reasoning-gym; what cannot be taken as it stands is refused with its line."""
+"""Where rows come from: files, data sets of a hub, reasoning-gym; what cannot be taken as it stands is refused by line."""
 
 import json
 import time
