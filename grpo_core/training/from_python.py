@@ -34,10 +34,10 @@ from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start, import_folders
-from grpo_core.run.inputs import note_inputs
 from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start, slow_dtype_warnings
+from grpo_core.run.provenance import note_inputs
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.start_weights import find_model

@@ -24,8 +24,8 @@ from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.cleaning import find_items
 from grpo_core.run.folder import RunDir
-from grpo_core.run.inputs import note_inputs
 from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
+from grpo_core.run.provenance import note_inputs
 from grpo_core.run.start_weights import find_model
 
 ROOT = Path(__file__).parents[2]
