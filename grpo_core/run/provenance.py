@@ -1,6 +1,4 @@
-"""What a run is made with: code, versions, hardware, data, model, seeds. Noted before it starts; compared when it is resumed or
-repeated.
-"""
+"""What a run is made with: code, versions, data, model, seeds; noted before it starts, compared at a resume or repetition."""
 
 import contextlib
 import hashlib
