@@ -27,14 +27,15 @@ RESERVED = ("completion_ids", "completions", "log_extra", "log_metric", "prompts
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSplit:
-    """Prompts ready to be frozen."""
+    """Prompts ready to be frozen, and how many were dropped: longer than `max_prompt_tokens`, and doubles.
+
+    Doubles are dropped from eval, where an earlier prompt is the same. Train keeps them: they are the task's own distribution.
+    """
 
     train: tuple[Prompt, ...]
     eval: tuple[Prompt, ...]
     num_too_long: int
-    """Dropped: more than `max_prompt_tokens`."""
     num_duplicates: int
-    """Dropped from eval: the same prompt as an earlier one. Train keeps them: they are the task's own distribution."""
 
 
 def build_prompts(

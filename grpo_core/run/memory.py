@@ -208,19 +208,19 @@ def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What a run needs beside what there is."""
+    """What a run needs beside what there is: `available` bytes for tensors, None where that is not known.
+
+    `fitting` holds the phases that do not fit, each with the largest value of its setting (`SETTINGS`) that would, None = none
+    would. `offloaded_states` are the bytes of the states with `reference.offload`, where that is not set and would act;
+    `checkpointed_update` those of an update that does not fit, with `training.gradient_checkpointing`.
+    """
 
     need: MemoryNeed
     available: int | None
-    """Bytes for tensors; None where that is not known."""
     states_formula: str
-    """What stays for the whole run, with its numbers."""
     fitting: Mapping[str, int | None]
-    """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
     offloaded_states: int | None = None
-    """Bytes of the states with `reference.offload`, where that is not set and would do something."""
     checkpointed_update: int | None = None
-    """Bytes of an update that does not fit, with `training.gradient_checkpointing`."""
 
     @property
     def too_large(self) -> tuple[str, ...]:

@@ -58,18 +58,17 @@ Findings = dict[str, list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What came of the checks."""
+    """What came of the checks, each in one line: `faults`, why the run cannot start here, and `warnings`, what may end it.
+
+    `notes` are worth a look: the end of the first prompt, as the model reads it. `fit` is None where the shape of the model is
+    not known, `adapter` without one, or where the layers of the model are not known.
+    """
 
     faults: tuple[str, ...]
-    """Why the run cannot start on this machine, each in one line."""
     warnings: tuple[str, ...]
-    """What may end it later."""
     notes: tuple[str, ...] = ()
-    """The end of the first prompt, as the model reads it, where its tokenizer is here."""
     fit: Fit | None = None
-    """Of its memory; None where the shape of its model is not known."""
     adapter: AdapterSummary | None = None
-    """None without one, or where the layers of its model are not known."""
 
 
 def check_start(

@@ -159,10 +159,10 @@ def test_the_function_of_a_rule_is_imported(faults: Any) -> None:
 
 
 def test_a_function_that_hangs_is_killed(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "REWARD_SECONDS", 3.0)
+    monkeypatch.setattr(preflight, "REWARD_SECONDS", 8.0)
     (fault,) = faults("hangs")
     assert fault == (
-        "rewards.0.fn rewards_of_this_test:hangs: has not returned after 3 s and was killed; rewards.0.dry_run=false does not "
+        "rewards.0.fn rewards_of_this_test:hangs: has not returned after 8 s and was killed; rewards.0.dry_run=false does not "
         "call it"
     )
     with pytest.raises(ProcessLookupError):

@@ -179,16 +179,9 @@ def supervised_batch(
     problems: list[tuple[str, str]], tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Return (input ids, labels), both [B, S] and padded on the right: prompt, answer, END; labels of the last two alone."""
-    import torch
-
-    end: Any = tokenizer.eos_token_id
-    prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
-    answers = [[*answer, end] for answer in tokenizer([answer for _, answer in problems])["input_ids"]]
-    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    input_ids = torch.full((len(problems), width), end)
-    labels = torch.full((len(problems), width), IGNORED)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        last = len(prompt) + len(answer)
-        input_ids[row, :last] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : last] = torch.tensor(answer)
+    texts = tokenizer([f"{prompt}{answer}{END}" for prompt, answer in problems], padding=True, return_tensors="pt")
+    input_ids: torch.Tensor = texts["input_ids"]
+    labels = input_ids.masked_fill(texts["attention_mask"] == 0, IGNORED)
+    for row, prompt in enumerate(tokenizer([prompt for prompt, _ in problems])["input_ids"]):
+        labels[row, : len(prompt)] = IGNORED
     return input_ids, labels
