@@ -207,24 +207,21 @@ def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
     """Return what reward functions get of a row by name, its gold answer as `answer`.
 
     Raises:
-        DataError: the gold answer lacks the marker of `data.answer_after`.
+        DataError: the gold answer lacks the marker of `data.answer_after`, or nothing follows it.
     """
     columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
-    if config.answer_column is not None:
-        columns["answer"] = _gold_answer(gold_at(row, config.answer_column), index, config)
-    return columns
-
-
-def _gold_answer(value: Any, index: int, config: DataConfig) -> Any:
-    if config.answer_after is None:
-        return value
-    answer = str(value)
-    _, marker, rest = answer.rpartition(config.answer_after)
-    if not marker:
-        raise DataError(f"data.answer_after {config.answer_after!r}: not in the answer of row {index} ({answer!r:.80})")
-    if not rest.strip():
-        raise DataError(f"data.answer_after {config.answer_after!r}: nothing follows it in the answer of row {index}")
-    return rest.strip()
+    if config.answer_column is None:
+        return columns
+    gold = gold_at(row, config.answer_column)
+    if config.answer_after is not None:
+        _, marker, rest = str(gold).rpartition(config.answer_after)
+        if not marker or not rest.strip():
+            where = "nothing follows it" if marker else "not"
+            raise DataError(
+                f"data.answer_after {config.answer_after!r}: {where} in the answer of row {index} ({str(gold)!r:.80})"
+            )
+        gold = rest.strip()
+    return {**columns, "answer": gold}
 
 
 def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> PromptSplit:

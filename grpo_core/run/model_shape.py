@@ -9,10 +9,11 @@ from typing import Any
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.config.derived import reference_moves
+from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.lora.targets import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.sources.find import model_here
-from grpo_core.policy.sources.weight_files import tensors_in
+from grpo_core.policy.sources.weight_files import weight_files
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of models whose matrices are not those of `intermediate_size` alone."""
@@ -122,9 +123,10 @@ def shape_of(folder: Path, outline: Outline | None = None) -> ModelShape | None:
 def count_parameters(folder: Path) -> int | None:
     """Return how many weights a model folder holds, from the headers of its safetensors files; None where they do not tell."""
     try:
-        return sum(math.prod(tensor.shape) for tensor in tensors_in(folder).values()) or None
+        tensors = [tensor for file in weight_files(folder) for tensor in stored_tensors(file).values()]
     except (OSError, ValueError):
         return None
+    return sum(math.prod(tensor.shape) for tensor in tensors) or None
 
 
 @dataclass(frozen=True, kw_only=True)

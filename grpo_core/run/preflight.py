@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, GrpoError, cause, listed, raised_as
+from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, listed, raised_as
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.gpus import gpu_memory, gpus
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
@@ -82,14 +82,15 @@ def check_start(
         run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
         is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
-    faults = [*_model_faults(config)]
+    faults = _refusal(lambda: _require_model_of(config))
     seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
     try:
         with contextlib.ExitStack() as both:
             outline_of_model = (lambda: None) if faults else both.enter_context(_looking_at_model(config, faults))
             rehearsed = both.enter_context(_process("data", config, folders, seconds))
-            own = [*_device_faults(config), *(_server_faults(config) if is_tracked else ()), *_sampler_faults(config)]
-            disk = [*_disk_faults(config, run_path)]
+            own = [*_device_faults(config), *(_server_faults(config) if is_tracked else ())]
+            own += _refusal(lambda: require_sampler([config]))
+            disk = _refusal(lambda: _require_disk_of(config, run_path))
             outline, found = outline_of_model(), rehearsed()  # beside the rest
     except ConfigError as error:
         return Preflight(faults=(str(error),), warnings=())
@@ -264,23 +265,23 @@ def _tracking_uri(config: RunConfig) -> str:
     return config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
 
 
-def _sampler_faults(config: RunConfig) -> Iterator[str]:
+def _refusal(check: Callable[[], object]) -> list[str]:
+    """Return the message with which a check refuses, if it does."""
     try:
-        require_sampler([config])
+        check()
     except GrpoError as error:
-        yield str(error)
+        return [str(error)]
+    return []
 
 
-def _model_faults(config: RunConfig) -> Iterator[str]:
-    try:
-        require_model(config.model.source)
-        if config.data.chat_template and lacks_chat_template(config.model.source):
-            yield f"data.chat_template: on, but the tokenizer of {config.model.source} has no chat template; set it to false"
-    except GrpoError as error:
-        yield str(error)
+def _require_model_of(config: RunConfig) -> None:
+    require_model(config.model.source)
+    if config.data.chat_template and lacks_chat_template(config.model.source):
+        source = config.model.source
+        raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
 
 
-def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
+def _require_disk_of(config: RunConfig, run_path: Path | None) -> None:
     model = model_here(config.model.source)
     weights = None if model is None else kept_weights(config, model)
     if weights is None:  # printed and checked once the model is here
@@ -288,10 +289,7 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
     uri = _tracking_uri(config)
     # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
     tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))
-    try:
-        require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
-    except GrpoError as error:
-        yield str(error)
+    require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from grpo_core.errors import ModelError, cause, few_names, name_of, raised_as
 from grpo_core.machine.disk import sha256_of
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.tensor_file import StoredTensor, stored_tensors
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 INDEX = ".index.json"
@@ -57,16 +56,6 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if missing := [name for name in parts if name not in names]:
         raise ModelError(f"{what}: {entry} names {few_names(missing, 3)}, which the folder lacks; copy or download it again")
     return tuple(folder / name for name in parts)
-
-
-def tensors_in(folder: Path) -> dict[str, StoredTensor]:
-    """Return {name: tensor} of the weights of a folder, from their headers.
-
-    Raises:
-        ModelError: there are none.
-        OSError, ValueError: a file cannot be read, or is no safetensors file.
-    """
-    return {name: tensor for file in weight_files(folder) for name, tensor in stored_tensors(file).items()}
 
 
 def weights_digest(folder: Path) -> str:
