@@ -169,7 +169,7 @@ def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     Raises:
         DataError: it is neither, messages that no template is applied to, or messages that ask nothing.
     """
-    value = row.get(config.prompt_column)
+    value: Any = row.get(config.prompt_column)
     is_text = isinstance(value, str) and bool(value)
     if not is_text and not (value and is_conversation(value)):
         raise DataError(
