@@ -163,24 +163,14 @@ def without(part: str) -> Callable[[Path], None]:
     return change_weights(lambda weights: {name: tensor for name, tensor in weights.items() if part not in name})
 
 
-def to_pickle(wrap: Callable[[dict[str, Any]], Any] = dict, shards: int = 1) -> Callable[[Path], None]:
-    """Return what makes pickles of the weights of a folder."""
+def to_pickle(folder: Path) -> None:
+    """Make the weights of a folder a pickle, which runs code where it is read."""
+    import torch
+    from safetensors.torch import load_file
 
-    def act(folder: Path) -> None:
-        import torch
-        from safetensors.torch import load_file
-
-        weights = load_file(folder / "model.safetensors")
-        (folder / "model.safetensors").unlink()
-        if shards == 1:
-            torch.save(wrap(weights), folder / "pytorch_model.bin")
-            return
-        names = {key: f"pytorch_model-{number % shards + 1:05}-of-{shards:05}.bin" for number, key in enumerate(weights)}
-        for shard in set(names.values()):
-            torch.save({key: tensor for key, tensor in weights.items() if names[key] == shard}, folder / shard)
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-
-    return act
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**weights, "code": Exploding()}, folder / "pytorch_model.bin")
 
 
 def to_shards(folder: Path) -> None:
@@ -235,8 +225,6 @@ ATTENTION = "model.layers.1.self_attn.k_proj.weight"
 SOUND: dict[str, Callable[[Path], None]] = {
     "as it was": lambda folder: None,
     "cut into shards": to_shards,
-    "a pickle": to_pickle(),
-    "pickles in shards": to_pickle(shards=2),
     "without the name of the format": change_weights(dict, None),
     "a tied head that is stored": change_weights(lambda weights: {**weights, "lm_head.weight": weights[EMBEDDING].clone()}),
     "a buffer that is computed now": change_weights(
@@ -309,8 +297,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: set_config(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path="other"),
         "holds a model and an adapter",
     ),
-    "a pickle of more": (to_pickle(lambda weights: {"model": weights, "step": 3}), "holds model, step, which is no weight"),
-    "a pickle of code": (to_pickle(lambda weights: {**weights, "code": Exploding()}), "cannot be read as a pickle of weights"),
+    "a pickle of code": (to_pickle, "has its weights as a pickle (pytorch_model.bin)"),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "a configuration that is no JSON": (write_bytes(b"{", "config.json"), "Expecting property name"),
     "a family that nobody knows": (lambda folder: set_config(folder, model_type="nobody"), "nobody"),

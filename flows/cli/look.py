@@ -20,7 +20,7 @@ from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from grpo_core.run.adapter_check import AdapterSummary
-    from grpo_core.run.memory_fit import Fit
+    from grpo_core.run.memory import Fit
     from grpo_core.sweep.status import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")
@@ -41,8 +41,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     """
     from grpo_core.rewards.base import reward_notes
     from grpo_core.run.imports import import_folders
-    from grpo_core.run.preflight import check_elsewhere, check_start
-    from grpo_core.run.slow_dtype import slow_dtype_warnings
+    from grpo_core.run.preflight import check_elsewhere, check_start, slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
     is_here = device_memory is None
@@ -86,9 +85,9 @@ def _show_derived(config: RunConfig, adapter: "AdapterSummary | None", fit: "Fit
     echo(f"advantage_rms_factor: {meaning}")
     echo(f"effective beta: {weight_of_kl(config)}")
     echo(f"repeats: {repeatability(config).what}")
-    from grpo_core.policy.sources.find import files_here
+    from grpo_core.policy.sources.find import model_here
 
-    is_here = files_here(config.model.source) is not None
+    is_here = model_here(config.model.source) is not None
     unknown = f"not known: {'its formulas are for other layers than the model has' if is_here else 'the model is not here'}"
     if config.model.lora is not None:
         echo(f"adapter: {adapter or ('no layer gets one' if is_here else f'its size is {unknown}')}")

@@ -4,6 +4,7 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,25 +14,28 @@ import numpy as np
 from grpo_core.config import DataConfig
 from grpo_core.config.names import CHARACTERS_PER_TOKEN
 from grpo_core.data.endings import prompt_text, require_open_end, require_question
-from grpo_core.data.rows import check_rows, gold_at
 from grpo_core.data.sources import Row
-from grpo_core.errors import DataError, shown
+from grpo_core.errors import DataError, few_names, shown
 from grpo_core.types import Conversation, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+RESERVED = ("completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state")
+"""Arguments by which TRL and this project hand a reward function what is not a column."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSplit:
-    """Prompts ready to be frozen."""
+    """Prompts ready to be frozen, and how many were dropped: longer than `max_prompt_tokens`, and doubles.
+
+    Doubles are dropped from eval, where an earlier prompt is the same. Train keeps them: they are the task's own distribution.
+    """
 
     train: tuple[Prompt, ...]
     eval: tuple[Prompt, ...]
     num_too_long: int
-    """Dropped: more than `max_prompt_tokens`."""
     num_duplicates: int
-    """Dropped from eval: the same prompt as an earlier one. Train keeps them: they are the task's own distribution."""
 
 
 def build_prompts(
@@ -100,28 +104,83 @@ def tokenized(
         yield prompt
 
 
+def check_rows(rows: Sequence[Row], config: DataConfig) -> None:
+    """Refuse rows whose columns or gold answers cannot be used, before they are tokenized.
+
+    Raises:
+        DataError: a column is missing, has the name of an argument of reward functions, or gold answers are empty, lists or
+            mappings.
+    """
+    for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
+        if column is not None and column not in rows[0] and (key == "prompt_column" or gold_at(rows[0], column) is None):
+            raise DataError(
+                f"data.{key}: no column {shown(column)} in {config.source}; it has {shown(list(rows[0]), 300)[1:-1]}"
+            )
+    handed_on = {name for row in rows for name in row} - {config.prompt_column, config.answer_column}
+    if taken := sorted(handed_on & set(RESERVED)):
+        raise DataError(
+            f"data.source {config.source}: a column is called {few_names(taken, 4)}, as an argument of reward functions is, to "
+            "which columns are given by name; rename it, or make it data.prompt_column"
+        )
+    _check_answers(rows, config)
+
+
+def _check_answers(rows: Sequence[Row], config: DataConfig) -> None:
+    """Refuse gold answers that no completion can be equal to, and empty ones: with one, saying nothing is right."""
+    if config.answer_column is None:
+        return
+    column, golds = f"data.answer_column {config.answer_column!r}", [gold_at(row, config.answer_column) for row in rows]
+    for index, gold in enumerate(golds):
+        if isinstance(gold, dict | list):
+            paths = [f"{config.answer_column}.{key}" for key in gold] if isinstance(gold, dict) else []
+            inside = f"name what is inside ({few_names(paths, 8)}), or " if paths else ""
+            raise DataError(
+                f"{column}: row {index} holds {shown(gold)}, a {type(gold).__name__}, and a gold answer is text, a number or a "
+                f"truth value; {inside}set data.answer_column=null and read the column by its name in your reward function"
+            )
+    empty = [index for index, gold in enumerate(golds) if _is_empty(gold)]
+    if empty and not config.source.startswith("reasoning_gym:"):  # to some of its tasks "" is the answer
+        raise DataError(
+            f"{column}: is empty in {len(empty)} of {len(rows)} rows, the first is row "
+            f"{empty[0]}; remove these rows, or set data.answer_column=null where rewards need no gold answer"
+        )
+
+
+def gold_at(row: Row, column: str) -> Any:
+    """Return what a row holds in a column or, where it has none of that name, inside of one; None where there is neither.
+
+    >>> gold_at({"reward_model": {"style": "rule", "ground_truth": "5"}}, "reward_model.ground_truth")
+    '5'
+    """
+    value: Any = row
+    for key in [column] if column in row else column.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _is_empty(gold: Any) -> bool:
+    """Return whether a gold answer is none: missing, not a number, or blank text."""
+    return gold is None or (isinstance(gold, float) and math.isnan(gold)) or (isinstance(gold, str) and not gold.strip())
+
+
 def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """Return a row's prompt as it is before any template: text, or chat messages.
 
     Raises:
         DataError: it is neither, messages that no template is applied to, or messages that ask nothing.
     """
-    value = row.get(config.prompt_column)
-    if isinstance(value, str) and value:
-        if not config.chat_template:
-            return _plain_text(value, config)
-        return _asked((*_opening(config), {"role": "user", "content": value}), index, config)
-    if value and is_conversation(value):
-        if not config.chat_template:
+    value: Any = row.get(config.prompt_column)
+    is_text = isinstance(value, str) and bool(value)
+    if not is_text and not (value and is_conversation(value)):
+        raise DataError(
+            f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
+            f"(role and content, both text), got {shown(value)}"
+        )
+    if not config.chat_template:
+        if not is_text:
             raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
-        return _asked((*_opening(config), *value), index, config)
-    raise DataError(
-        f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
-        f"(role and content, both text), got {shown(value)}"
-    )
-
-
-def _asked(messages: Conversation, index: int, config: DataConfig) -> Conversation:
+        return _plain_text(value, config)
+    messages = (*_opening(config), *([{"role": "user", "content": value}] if is_text else value))
     require_question(messages, index, config.prompt_column)
     return messages
 
@@ -134,13 +193,9 @@ def is_conversation(value: Any) -> bool:
 
 
 def _opening(config: DataConfig) -> Conversation:
-    system = ({"role": "system", "content": config.system_prompt},) if config.system_prompt is not None else ()
-    turns = (
-        turn
-        for question, answer in config.examples
-        for turn in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
-    )
-    return (*system, *turns)
+    system = [("system", config.system_prompt)] if config.system_prompt is not None else []
+    shown_turns = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
+    return tuple({"role": role, "content": content} for role, content in (*system, *shown_turns))
 
 
 def _plain_text(value: str, config: DataConfig) -> str:
@@ -152,24 +207,21 @@ def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
     """Return what reward functions get of a row by name, its gold answer as `answer`.
 
     Raises:
-        DataError: the gold answer lacks the marker of `data.answer_after`.
+        DataError: the gold answer lacks the marker of `data.answer_after`, or nothing follows it.
     """
     columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
-    if config.answer_column is not None:
-        columns["answer"] = _gold_answer(gold_at(row, config.answer_column), index, config)
-    return columns
-
-
-def _gold_answer(value: Any, index: int, config: DataConfig) -> Any:
-    if config.answer_after is None:
-        return value
-    answer = str(value)
-    _, marker, rest = answer.rpartition(config.answer_after)
-    if not marker:
-        raise DataError(f"data.answer_after {config.answer_after!r}: not in the answer of row {index} ({answer!r:.80})")
-    if not rest.strip():
-        raise DataError(f"data.answer_after {config.answer_after!r}: nothing follows it in the answer of row {index}")
-    return rest.strip()
+    if config.answer_column is None:
+        return columns
+    gold = gold_at(row, config.answer_column)
+    if config.answer_after is not None:
+        _, marker, rest = str(gold).rpartition(config.answer_after)
+        if not marker or not rest.strip():
+            where = "nothing follows it" if marker else "not"
+            raise DataError(
+                f"data.answer_after {config.answer_after!r}: {where} in the answer of row {index} ({str(gold)!r:.80})"
+            )
+        gold = rest.strip()
+    return {**columns, "answer": gold}
 
 
 def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> PromptSplit:

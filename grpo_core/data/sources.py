@@ -1,69 +1,161 @@
-"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
+"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`; and score an answer as a reasoning-gym task does.
 
 Adding a source: one function that returns rows of plain JSON values, one line in `read_rows`, its name in `config/names.py`.
 What of a file cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out.
+
+Only tasks on `ALLOWED_TASKS` are used. Some scorers of reasoning-gym evaluate the answer as code (`eval`, sympy's parser); a
+model's output must never reach those. Others reward wrong answers: `game_of_life_halting` gives every text 1,
+`complex_arithmetic` gives it to `nan`; the closeness that `coin_flip` and `game_of_life` reward gives `0` 0.93 and an empty
+board 0.96. The list holds the tasks whose whole module names nothing that evaluates text, whose rows, written as JSON and read
+back, still give the gold answer the score 1, and whose scorer gives constants and the gold answers of other rows at most 0.6
+on average. A contract test checks all three. Two tasks are graded exactly, but most of their gold answers are the same:
+`circuit_logic` (61% are 0) and `syllogism` (70% are Yes).
 """
 
+import contextlib
 import csv
 import itertools
 import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic_core import from_json
 
 from grpo_core.config import DataConfig
-from grpo_core.data.gym import gym_rows
-from grpo_core.data.hub import hub_rows
-from grpo_core.errors import DataError, cause, shown
+from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
+from grpo_core.errors import DataError, cause, name_of, shown
+from grpo_core.machine.hub import why_hub_is_away
 from grpo_core.machine.jsonfile import jsonable, unique_keys
 
 Row = dict[str, Any]
 
-MAX_LEVELS = 50
-"""Of lists and objects within each other in a row."""
 MAX_FIELD_CHARACTERS = 2**31 - 1
 
 
-def read_rows(config: DataConfig) -> list[Row]:
+def read_rows(config: DataConfig, count: int | None = None) -> list[Row]:
     """Return the raw rows of the configured source, at most `data.size` of them.
+
+    Args:
+        config: of the data.
+        count: the first so many, without reading or making all; None = all.
 
     Raises:
         DataError: the source cannot be read or holds no rows.
     """
     kind, _, name = config.source.partition(":")
+    most = min(filter(None, (count, config.size)), default=None)
     match kind:
         case "reasoning_gym":
-            rows = gym_rows(name, config.task_args, config.size, config.seed)
+            rows = gym_rows(name, config.task_args, most, config.seed)
         case "file":
-            rows = _file_rows(file_of(name))
+            rows = _file_rows(file_of(name), most if count else None)
         case _:
-            rows = hub_rows(name, config.hub_config, config.hub_split)
+            rows = hub_rows(name, config.hub_config, config.hub_split, most if count else None)
     if not rows:
         raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
-    return rows[: config.size]
+    return rows[:most]
 
 
-def first_rows(config: DataConfig, count: int) -> list[Row]:
-    """Return the first rows of the configured source, without reading or making all of it.
-
-    Args:
-        config: of the data.
-        count: rows at most; `data.size` where that is fewer.
+def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) -> list[Row]:
+    """Return rows with `question`, `answer` and `metadata` of a reasoning-gym task.
 
     Raises:
-        DataError: as `read_rows`.
+        DataError: the task is unknown or not allowed, or its arguments are refused by the task.
     """
-    kind, _, name = config.source.partition(":")
-    count = min(count, config.size or count)
-    match kind:
-        case "reasoning_gym":
-            rows = gym_rows(name, config.task_args, count, config.seed)
-        case "file":
-            rows = _file_rows(file_of(name), count)
-        case _:
-            rows = hub_rows(name, config.hub_config, config.hub_split, count)
-    if not rows:
-        raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
-    return rows
+    import reasoning_gym
+
+    _check_allowed(task)
+    try:
+        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or MADE_ROWS, **task_args)
+        # As the rows will read back from JSON, so that scoring sees the same before and after freezing.
+        return [json.loads(json.dumps(dataset[index], default=str)) for index in range(len(dataset))]
+    except Exception as error:  # a task's own code raises whatever its arguments lead to
+        raise DataError(f"data.task_args {shown(task_args, 200)}: {task} refuses them: {cause(error)}") from error
+
+
+def gym_score(task: str, answer: str, row: Row) -> float:
+    """Return the task's own score of an answer, usually 0 to 1; an answer that its scorer cannot read scores 0.
+
+    Raises:
+        DataError: the task is unknown or not allowed.
+    """
+    scorer = task_scorer(task)
+    try:
+        return float(scorer(answer, row))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        # Some scorers parse an answer without guarding against text that is none. If the row's own answer fails as well,
+        # the row is at fault and the error is for the user to see.
+        scorer(row["answer"], row)
+        return 0.0
+
+
+@cache
+def task_scorer(task: str) -> Callable[[str, Row], float]:
+    """Return a task's scorer, made once: that builds a data set, a fifth of a second for those with a dictionary."""
+    import reasoning_gym
+
+    _check_allowed(task)
+    return cast("Callable[[str, Row], float]", reasoning_gym.get_score_answer_fn(task))
+
+
+def _check_allowed(task: str) -> None:
+    if task not in ALLOWED_TASKS:
+        raise DataError(
+            f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code or "
+            f"rewards wrong answers, or is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+        )
+
+
+def hub_rows(name: str, config_name: str | None, split: str, count: int | None = None) -> list[Row]:
+    """Return the rows of a data set of the hub.
+
+    The client asks again for half a minute, with a warning each time, before it looks into its cache; where one short request
+    finds no hub, it is sent to its cache at once.
+
+    Args:
+        name: `owner/name`.
+        config_name: `data.hub_config`.
+        split: `data.hub_split`.
+        count: the first so many rows, which are not stored; None = all.
+
+    Raises:
+        DataError: it cannot be loaded; the message says whether the hub was reached.
+    """
+    import datasets
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    if name in _PACKAGED_DATASETS_MODULES:  # it would read whatever files lie in the current folder
+        raise DataError(f"data.source hub:{name}: is a format of files and no data set of a hub; give file:<path>")
+    reason = None if os.path.isdir(name) else why_hub_is_away()  # noqa: PTH112  (a name of more than 255 bytes is no error to it)
+    try:
+        with _offline() if reason else contextlib.nullcontext():
+            # Streamed, only what is asked for is fetched; the cache holds nothing that could be.
+            is_part = count is not None and reason is None
+            rows = datasets.load_dataset(name, config_name, split=split, streaming=is_part)
+            return [jsonable(dict(row)) for row in itertools.islice(rows, count)]
+    except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
+        away = f"the hub cannot be reached ({reason}), and this machine's cache of it does not hold the data set"
+        raise DataError(
+            f"data.source hub:{name} (data.hub_config {config_name}, data.hub_split {split}): cannot be loaded: "
+            f"{away if reason else f'{type(error).__name__}: {cause(error)}'}; check name and network, or give file:<path>"
+        ) from error
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keep the hub's clients from the network while inside, as HF_HUB_OFFLINE does for a whole process."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def file_of(name: str) -> Path:
@@ -80,102 +172,60 @@ def file_of(name: str) -> Path:
     return path
 
 
-def _file_rows(path: Path, count: int | None = None) -> list[Row]:
-    readers = {".jsonl": jsonl_rows, ".csv": csv_rows, ".parquet": parquet_rows}
+def _file_rows(path: Path, count: int | None) -> list[Row]:
+    readers = {".jsonl": _jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
-    if path.exists() and not path.is_file():
-        what = "is a folder" if path.is_dir() else "is no regular file (a pipe, a socket or a device)"
-        raise DataError(f"data.source file:{path}: {what}; give a file")
-    if not path.is_file():
-        raise DataError(f"data.source file:{path}: no such file; give a path relative to where the command runs")
+    if not path.is_file():  # opening a pipe would wait for ever
+        what = "no such file" if not path.exists() else "is a folder" if path.is_dir() else "is no regular file"
+        raise DataError(f"data.source file:{path}: {what}; give a file, by a path from where the command runs")
     try:
-        return readers[path.suffix](path, count)
+        return list(itertools.islice(readers[path.suffix](path), count))
     except Exception as error:  # pyarrow raises a dozen unrelated types for damaged files
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {cause(error)}") from error
 
 
-def jsonl_rows(path: Path, count: int | None = None) -> list[Row]:
-    """Return one row a line, with values as JSON has them: a data frame would turn some into dates or floats.
-
-    Args:
-        path: the file.
-        count: rows at most; None = all.
-
-    Raises:
-        ValueError: names the line that is no JSON object, gives a key twice, or holds text that is not Unicode.
-    """
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    """Yield one row a line, with values as JSON has them: a data frame would turn some into dates or floats."""
     # Line ends are kept as they are: text may hold characters such as U+2028, which others take for the end of a line.
     with path.open(encoding="utf-8-sig", newline="\n") as file:
-        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-        return [_json_row(number, line) for number, line in itertools.islice(lines, count)]
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_row(number, line)
 
 
 def _json_row(number: int, line: str) -> Row:
     try:
         row = json.loads(line, object_pairs_hook=unique_keys)
+        from_json(line)  # refuses what json.loads takes and no text file can hold: halves of surrogate pairs, 200 levels
     except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number}: {error}") from error
-    if (fault := _fault(row, line)) is not None:
-        raise ValueError(f"line {number} {fault}")
-    assert isinstance(row, dict)
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number} is a {type(row).__name__}, not an object")
     return row
 
 
-def _fault(row: Any, line: str) -> str | None:
-    """Return what is wrong with a row; the costly questions are asked only where the line gives reason to."""
-    if not isinstance(row, dict):
-        return f"is a {type(row).__name__}, not an object"
-    if line.count("[") + line.count("{") > MAX_LEVELS and _levels(row) > MAX_LEVELS:
-        return f"is nested too deeply (more than {MAX_LEVELS} levels)"
-    if "\\ud" in line.lower():
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return "holds half of a surrogate pair, which is no text"
-    return None
-
-
-def _levels(value: Any) -> int:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if items is None else 1 + max(map(_levels, items), default=0)
-
-
-def csv_rows(path: Path, count: int | None = None) -> list[Row]:
-    """Return one row a record, at most `count` of them; every value is text.
-
-    Raises:
-        ValueError: names the line of a record that has more or fewer fields than the header.
-        csv.Error: quotes are not closed.
-    """
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """Yield one row a record; every value is text. A record of more or fewer fields than the header is an error."""
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         header = next(reader, [])
         _refuse_doubles(header)
-        rows = []
-        for record in reader:
-            if record and len(record) != len(header):
+        for record in filter(None, reader):  # an empty line has no fields
+            if len(record) != len(header):
                 raise ValueError(f"line {reader.line_num} has {len(record)} fields, the header has {len(header)}")
-            rows += [dict(zip(header, record, strict=True))] if record else []  # an empty line has no fields
-            if len(rows) == count:
-                break
-    return rows
+            yield dict(zip(header, record, strict=True))
 
 
-def parquet_rows(path: Path, count: int | None = None) -> list[Row]:
-    """Return one row a row of the table, at most `count` of them, with values as JSON has them.
-
-    Raises:
-        ValueError: two columns have the same name.
-        Exception: many types, where the file is damaged.
-    """
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    """Yield one row a row of the table, with values as JSON has them."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         _refuse_doubles(file.schema_arrow.names)
-        rows = (row for batch in file.iter_batches(count or 65_536) for row in batch.to_pylist())
-        return [jsonable(row) for row in itertools.islice(rows, count)]
+        for batch in file.iter_batches():
+            yield from map(jsonable, batch.to_pylist())
 
 
 def _refuse_doubles(names: list[str]) -> None:

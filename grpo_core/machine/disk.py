@@ -228,13 +228,9 @@ def free_name(path: Path) -> Path:
 
 def free_bytes(path: Path) -> int | None:
     """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
-    facts = os.statvfs(nearest_folder(path))
+    there = next(place for place in (path, *path.resolve().parents) if place.exists())
+    facts = os.statvfs(there)
     return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
-
-
-def nearest_folder(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that exists already."""
-    return next(parent for parent in (path, *path.resolve().parents) if parent.exists())
 
 
 def folder_bytes(folder: Path) -> int:

@@ -30,8 +30,7 @@ from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.forward import backbone, completion_hidden, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.outline import Outline
-from grpo_core.policy.sources.pickled import unpickled
-from grpo_core.policy.sources.weight_files import PICKLED, weight_files
+from grpo_core.policy.sources.weight_files import weight_files
 from grpo_core.policy.tokenizer import load_tokenizer
 from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names
 
@@ -204,12 +203,9 @@ def _stored(folder: Path) -> dict[str, Tensor]:
     """Return the weights in the files of a folder, by name, without their content."""
     files = weight_files(folder)
     with raised_as(ModelError, _unloadable(folder), Exception):
-        if files[0].suffix == PICKLED:
-            stored = unpickled(folder, "meta")
-        else:
-            found = {name: tensor for file in files for name, tensor in stored_tensors(file).items()}
-            kinds = {name: str_to_torch_dtype[tensor.dtype] for name, tensor in found.items()}
-            stored = {name: torch.empty(one.shape, dtype=kinds[name], device="meta") for name, one in found.items()}
+        found = {name: tensor for file in files for name, tensor in stored_tensors(file).items()}
+        kinds = {name: str_to_torch_dtype[tensor.dtype] for name, tensor in found.items()}
+        stored = {name: torch.empty(one.shape, dtype=kinds[name], device="meta") for name, one in found.items()}
     is_plain = {name: tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1 for name, tensor in stored.items()}
     if whole := [name for name, plain in is_plain.items() if name.endswith("weight") and not plain]:
         types = ", ".join(sorted({str(stored[name].dtype).removeprefix("torch.") for name in whole}))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, raised_as
-from grpo_core.policy.sources.availability import TOKENIZERS
+from grpo_core.policy.sources.find import TOKENIZERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

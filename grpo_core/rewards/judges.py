@@ -45,7 +45,7 @@ def _format(_: str) -> Judge:
 def _reasoning_gym(task: str) -> Judge:
     import reasoning_gym  # noqa: F401  (takes a second: beside the first rollout, where no task is known yet)
 
-    from grpo_core.data.gym import gym_score, task_scorer
+    from grpo_core.data.sources import gym_score, task_scorer
 
     if task:
         task_scorer(task)

@@ -10,11 +10,9 @@ from grpo_core.errors import ModelError, few_names, name_of
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
 from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
 from grpo_core.policy.outline import Outline, unreached_by
-from grpo_core.policy.sources.availability import files_on_hub
-from grpo_core.policy.sources.find import model_here
-from grpo_core.run.adapter_size import adapter_size, reference_rank
+from grpo_core.policy.sources.find import files_on_hub, model_here
 from grpo_core.run.disk_need import BYTES_PER_WEIGHT, shown_bytes
-from grpo_core.run.model_shape import ModelShape
+from grpo_core.run.model_shape import ModelShape, adapter_size, reference_rank
 
 SHOWN = 3
 """Names in one message."""
@@ -22,19 +20,18 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSummary:
-    """What a person wants to know of an adapter before it is trained."""
+    """What a person wants to know of an adapter before it is trained: `weights` are trained, `share` of those of the model.
+
+    `bytes` and `reference_bytes` are in fp32, as each checkpoint has them; `scale` is the factor on B A; `reference_rank` is
+    the largest rank that the reference's adapter can reach.
+    """
 
     weights: int
-    """That are trained."""
     share: float
-    """Of the weights of the model."""
     bytes: int
-    """Of its weights in fp32, as each checkpoint has them."""
     scale: float
-    """Factor on B A."""
     scale_formula: str
     reference_rank: int
-    """Largest rank that the reference's adapter can reach."""
     reference_bytes: int
 
     def __str__(self) -> str:
@@ -46,10 +43,11 @@ class AdapterSummary:
         )
 
 
-def adapter_summary(config: RunConfig, model: ModelShape | Outline) -> AdapterSummary | None:
-    """Return what a run's adapter is; None without `model.lora`, or where no layer gets one."""
-    size, lora = adapter_size(config, model.linear_layers), config.model.lora
-    if size is None or lora is None or not size.weights:
+def adapter_summary(config: RunConfig, model: ModelShape | Outline | None) -> AdapterSummary | None:
+    """Return what a run's adapter is; None without `model.lora`, or where no layer gets one, or no layer is known."""
+    lora = config.model.lora
+    size = None if model is None else adapter_size(config, model.linear_layers)
+    if model is None or size is None or lora is None or not size.weights:
         return None
     alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
     return AdapterSummary(
@@ -63,66 +61,48 @@ def adapter_summary(config: RunConfig, model: ModelShape | Outline) -> AdapterSu
     )
 
 
-def adapter_faults(config: RunConfig, layers: Mapping[str, Sides] | None) -> Iterator[str]:
-    """Yield why a run cannot have its adapter, each in one line.
-
-    Args:
-        config: of the run.
-        layers: of its model that can have one; None where its files do not tell, or are not here.
-    """
-    lora = config.model.lora
-    if lora is None:
-        return
-    if layers is not None:
-        yield from layer_faults(lora, layers)
-    if lora.init_from is None:
-        return
-    try:
-        folder = model_here(lora.init_from)
-        if folder is None:
-            lacking = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} - files_on_hub(START, lora.init_from)
-            if lacking:
-                yield f"{START} {name_of(lora.init_from, 200)}: the hub's repository has no {' and no '.join(sorted(lacking))}"
-            return
-        facts, broken = read_adapter(folder), not_finite(folder)
-    except ModelError as error:
-        yield str(error) if str(error).startswith(START) else f"{START}: {error}"
-        return
-    what = f"{START} {name_of(lora.init_from, 200)}"
-    if broken is not None:
-        yield f"{what}: {broken}"
-    yield from _differences(lora, facts, what, layers or {})
-
-
-def adapter_warnings(config: RunConfig, layers: Mapping[str, Sides] | None, outline: Outline | None = None) -> Iterator[str]:
-    """Yield what is doubtful about the adapter of a run, and about the one that it begins with.
+def look_at_adapter(
+    config: RunConfig, layers: Mapping[str, Sides] | None, outline: Outline | None = None
+) -> tuple[list[str], list[str]]:
+    """Return (why a run cannot have its adapter, what is doubtful about it), each in one line.
 
     Args:
         config: of the run.
         layers: of its model that can have one; None where its files do not tell, or are not here.
         outline: of its model, if that is known.
     """
-    lora, source = config.model.lora, config.model.source
+    lora, warnings = config.model.lora, list[str]()
+    if lora is None:
+        return [], []
+    faults = [] if layers is None else [*layer_faults(lora, layers)]
     if outline is not None and (unreached := unreached_by(config, outline)) is not None:
-        yield unreached
+        warnings.append(unreached)
     size = None if layers is None else adapter_size(config, layers)
-    if lora is not None and size is not None and size.weights >= size.adapted > 0:
-        yield (
+    if size is not None and size.weights >= size.adapted > 0:
+        warnings.append(
             f"model.lora.rank: {lora.rank} makes the adapter ({size.weights:,} weights) no smaller than the matrices that have "
             f"one ({size.adapted:,}); training all weights (model.lora: null) costs no more"
         )
-    folder = None if lora is None or lora.init_from is None else model_here(lora.init_from)
-    if lora is None or folder is None:
-        return
+    if lora.init_from is None:
+        return faults, warnings
+    what = f"{START} {name_of(lora.init_from, 200)}"
     try:
-        base = read_adapter(folder).base_name
-    except ModelError:  # a fault, not a warning
-        return
+        folder = model_here(lora.init_from)
+        if folder is None:
+            lacking = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} - files_on_hub(START, lora.init_from)
+            missing = [f"{what}: the hub's repository has no {' and no '.join(sorted(lacking))}"] if lacking else []
+            return [*faults, *missing], warnings
+        facts, broken = read_adapter(folder), not_finite(folder)
+    except ModelError as error:
+        return [*faults, str(error) if str(error).startswith(START) else f"{START}: {error}"], warnings
+    if broken is not None:
+        faults.append(f"{what}: {broken}")
+    source, base = config.model.source, facts.base_name
     if base is not None and base != source and Path(base).expanduser().resolve() != Path(source).expanduser().resolve():
-        yield (
-            f"{START}: {name_of(str(lora.init_from), 200)} was trained on {name_of(base, 200)}, and model.source is "
-            f"{name_of(source, 200)}; it fits no other weights"
+        warnings.append(
+            f"{what}: was trained on {name_of(base, 200)}, and model.source is {name_of(source, 200)}; it fits no other weights"
         )
+    return [*faults, *_differences(lora, facts, what, layers or {})], warnings
 
 
 def _differences(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mapping[str, Sides]) -> Iterator[str]:

@@ -1,22 +1,13 @@
 """What a run asks of this machine: printed before anything costly, and refused where it will not fit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from grpo_core.config import RunConfig
 from grpo_core.generation.vllm.memory import server_bytes
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
-from grpo_core.policy.saved import list_checkpoints, step_of
-from grpo_core.run.disk_need import (
-    REMEDIES,
-    KeptWeights,
-    describe_need,
-    disk_need,
-    kept_weights,
-    refuse_too_little,
-    shown_bytes,
-)
+from grpo_core.policy.saved import list_checkpoints
+from grpo_core.run.disk_need import disk_need, kept_weights, require_disk, shown_bytes
 from grpo_core.run.folder import RunDir
 from grpo_core.run.model_shape import count_parameters
 
@@ -38,35 +29,9 @@ def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: 
     if weights is None:
         report(f"disk: how much the run needs is not known (no safetensors weights in {model})")
         return
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    report(f"disk: {require_disk(config, weights, run_dir.path, artifacts, checkpoints)}")
-
-
-def require_disk(
-    config: RunConfig, weights: KeptWeights, folder: Path, artifacts: Path | None, checkpoints: Sequence[Path] = ()
-) -> str:
-    """Return in words how much disk a run needs and has.
-
-    Args:
-        config: of the run.
-        weights: that it keeps.
-        folder: of the run; need not exist.
-        artifacts: as in `announce_disk`.
-        checkpoints: that it has written, oldest first.
-
-    Raises:
-        JournalError: it will not fit; the message names what needs less.
-    """
-    need = disk_need(
-        config,
-        weights,
-        from_step=step_of(checkpoints[-1]) if checkpoints else 0,
-        present=[folder_bytes(path) for path in checkpoints],
-        tracked_here=artifacts is not None,
-    )
-    what, disks = describe_need(need, folder)
-    refuse_too_little(f"disk: the run {what}", disks, REMEDIES[2:] if checkpoints else REMEDIES)
-    return what
+    present = [folder_bytes(path) for path in list_checkpoints(run_dir.checkpoints)]
+    need = disk_need(config, weights, present=present, tracked_here=artifacts is not None)
+    report(f"disk: {require_disk('the run', need, run_dir.path)}")
 
 
 def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:

@@ -1,57 +1,54 @@
-"""The sizes of a model and its linear layers, from its files or, of models that presets name, without them."""
+"""The sizes of a model and of its adapter, known before either is loaded: from configurations and the outline of the model."""
 
 import json
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_core.policy.lora.targets import Sides
+from grpo_core.config import LoraConfig, RunConfig
+from grpo_core.config.derived import reference_moves
+from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.policy.lora.targets import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
-from grpo_core.policy.sources.weight_files import tensors_in
+from grpo_core.policy.sources.find import model_here
+from grpo_core.policy.sources.weight_files import weight_files
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of models whose matrices are not those of `intermediate_size` alone."""
-LAYER_WEIGHT = re.compile(r"(?P<module>(?:.+\.)?\d+\..+)\.weight")
-"""The weight of a module in a numbered layer: neither the embedding nor the vocabulary head is."""
-OF_EXPERTS = re.compile(r"\.experts\.\d+\.")
-"""Transformers joins them, so they are no linear layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the memory of a model depends on."""
+    """What the memory of a model depends on.
+
+    `attention` is heads x size of a head, `key_value` key-value heads x size of a head; `known_layers` are its linear layers
+    where its outline is known, else those of the Llama family are taken.
+    """
 
     parameters: int
     layers: int
     hidden: int
-    """H."""
     intermediate: int
-    """I."""
     attention: int
-    """A: heads x size of a head."""
     key_value: int
-    """K: key-value heads x size of a head."""
     vocabulary: int
-    stored_layers: Mapping[str, Sides] = field(default_factory=dict)
-    """Linear layers by their names, as its files have them; empty where there are none: those of the Llama family then."""
+    known_layers: Mapping[str, Sides] | None = None
 
     @property
     def linear_layers(self) -> Mapping[str, Sides]:
         """{name: (inputs, outputs)} of all but the vocabulary head."""
-        if self.stored_layers:
-            return self.stored_layers
-        hidden, attention, key_value, intermediate = self.hidden, self.attention, self.key_value, self.intermediate
+        if self.known_layers is not None:
+            return self.known_layers
         of_layer = {
-            "self_attn.q_proj": (hidden, attention),
-            "self_attn.k_proj": (hidden, key_value),
-            "self_attn.v_proj": (hidden, key_value),
-            "self_attn.o_proj": (attention, hidden),
-            "mlp.gate_proj": (hidden, intermediate),
-            "mlp.up_proj": (hidden, intermediate),
-            "mlp.down_proj": (intermediate, hidden),
+            "self_attn.q_proj": (self.hidden, self.attention),
+            "self_attn.k_proj": (self.hidden, self.key_value),
+            "self_attn.v_proj": (self.hidden, self.key_value),
+            "self_attn.o_proj": (self.attention, self.hidden),
+            "mlp.gate_proj": (self.hidden, self.intermediate),
+            "mlp.up_proj": (self.hidden, self.intermediate),
+            "mlp.down_proj": (self.intermediate, self.hidden),
         }
         return {f"model.layers.{number}.{name}": sides for number in range(self.layers) for name, sides in of_layer.items()}
 
@@ -107,36 +104,69 @@ KNOWN_SHAPES = {
 """Of models that presets name, so that a preset can be checked before its model is downloaded."""
 
 
+def shape_for(config: RunConfig, outline: Outline | None = None) -> ModelShape | None:
+    """Return the shape of a run's model: from its files if they are here, else of a model that is known; None = neither."""
+    folder = model_here(config.model.source)
+    return KNOWN_SHAPES.get(config.model.source) if folder is None else shape_of(folder, outline)
+
+
 def shape_of(folder: Path, outline: Outline | None = None) -> ModelShape | None:
     """Return the shape of the model in a folder, whose `outline` may be known; None where its files do not tell."""
     parameters = count_parameters(folder) if outline is None else outline.parameters
     try:
-        config = json.loads((folder / "config.json").read_text())
-        if parameters is None:
-            return None
-        layers = linear_layers_in(folder) if outline is None else outline.linear_layers
-        return replace(ModelShape.of(config, parameters), stored_layers=layers)
+        shape = ModelShape.of(json.loads((folder / "config.json").read_text()), parameters or 0)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+    return replace(shape, known_layers=None if outline is None else outline.linear_layers) if parameters else None
 
 
 def count_parameters(folder: Path) -> int | None:
     """Return how many weights a model folder holds, from the headers of its safetensors files; None where they do not tell."""
     try:
-        return sum(math.prod(tensor.shape) for tensor in tensors_in(folder).values()) or None
+        tensors = [tensor for file in weight_files(folder) for tensor in stored_tensors(file).values()]
     except (OSError, ValueError):
         return None
+    return sum(math.prod(tensor.shape) for tensor in tensors) or None
 
 
-def linear_layers_in(folder: Path) -> dict[str, Sides]:
-    """Return {name: (inputs, outputs)} of the linear layers in a folder of transformers, but the vocabulary head.
+@dataclass(frozen=True, kw_only=True)
+class AdapterSize:
+    """Numbers of weights.
 
-    Raises:
-        OSError, ValueError: a file cannot be read, or is no safetensors file.
+    `weights` are those that are trained, rank x (inputs + outputs) of every matrix that is adapted; `reference` those of a
+    reference that has moved, at its largest; `adapted` those of the base's matrices that have an adapter, and `inputs` the sum
+    of their inputs.
     """
-    found = {}
-    for name, tensor in tensors_in(folder).items():
-        match = LAYER_WEIGHT.fullmatch(name)
-        if match is not None and len(tensor.shape) == 2 and not OF_EXPERTS.search(name):
-            found[match["module"]] = (tensor.shape[1], tensor.shape[0])
-    return found
+
+    weights: int
+    reference: int
+    adapted: int
+    inputs: int
+
+
+def adapter_size(config: RunConfig, layers: Mapping[str, Sides]) -> AdapterSize | None:
+    """Return the size of a run's adapter; None without `model.lora`.
+
+    After a hard copy the reference is as large as the adapter; an average of adapters (mixup_alpha below 1) grows up to
+    `reference_rank`, and is a matrix of inputs x outputs where its factors would be as large.
+
+    Args:
+        config: of the run.
+        layers: the linear layers of its model.
+    """
+    lora = config.model.lora
+    if lora is None:
+        return None
+    adapted, rank = [sides for _, sides in layers_with_adapter(lora, layers)], reference_rank(config, lora)
+    return AdapterSize(
+        weights=sum(lora.rank * sum(sides) for sides in adapted),
+        reference=sum(min(rank * sum(sides), math.prod(sides)) for sides in adapted),
+        adapted=sum(math.prod(sides) for sides in adapted),
+        inputs=sum(inputs for inputs, _ in adapted),
+    )
+
+
+def reference_rank(config: RunConfig, lora: LoraConfig) -> int:
+    """Return the largest rank that the reference's adapter can reach."""
+    is_average = reference_moves(config) and config.reference.mixup_alpha < 1
+    return lora.most_rank if is_average else lora.rank

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, JournalError, listed, raised_as, shown
+from grpo_core.errors import ConfigError, JournalError, raised_as, shown
 from grpo_core.machine.jsonfile import build, read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
@@ -27,15 +27,18 @@ FIELDS = ("microbatch_tokens", "rollout_rows")
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much each step of a run computes at once."""
+    """How much each step of a run computes at once.
+
+    `changes` are (step after which they hold, {field: size}), the first of the configuration; the smallest of each counts.
+    """
 
     changes: tuple[tuple[int, Mapping[str, int]], ...]
-    """(step after which they hold, {field: size}), the first of the configuration; the smallest of each counts."""
 
     def after(self, step: float = math.inf) -> dict[str, int]:
         """Return {field: size} of the step that follows `step`, and of an evaluation after it."""
-        held = [sizes for since, sizes in self.changes if since <= step]
-        return {field: min(sizes[field] for sizes in held if field in sizes) for field in FIELDS}
+        return {
+            field: min(sizes[field] for since, sizes in self.changes if since <= step and field in sizes) for field in FIELDS
+        }
 
     def applied(self, config: RunConfig, step: float = math.inf) -> RunConfig:
         """Return a configuration with the sizes of the step that follows `step`."""
@@ -46,24 +49,26 @@ def batch_limits(run_dir: RunDir) -> BatchLimits:
     """Return how much a run has computed at once, and will if it is resumed now.
 
     Raises:
-        JournalError: `passes.json` or a record holds something else, or a journal is damaged.
+        JournalError: a record holds something else, or a journal is damaged.
     """
     training = run_dir.read_config().training
     changes: list[tuple[int, Any]] = [(0, {field: getattr(training, field) for field in FIELDS})]
     for file in (run_dir.journal_file, RunDir(run_dir.original).journal_file):
-        records = read_journal(file) if file.exists() else []
-        changes += [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
-    with raised_as(JournalError, f"run dir {run_dir.path}: not the sizes of passes ({{cause}})", OSError, ValueError):
-        if run_dir.passes_file.exists():
-            changes.append((0, read_json(run_dir.passes_file)))
+        changes += _recorded(read_journal(file) if file.exists() else ())
+    if run_dir.passes_file.exists():
+        changes.append((0, read_json(run_dir.passes_file)))
+    with raised_as(JournalError, f"run dir {run_dir.path}: not the sizes of passes ({{cause}})", ValueError):
         return BatchLimits(tuple((step, build(dict[str, int], sizes)) for step, sizes in changes))
+
+
+def _recorded(records: Iterable[Record]) -> list[tuple[int, Any]]:
+    return [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
 
 
 def lowered_notes(records: Iterable[Record]) -> list[str]:
     """Return a line for each resume that lowered a size."""
-    held = [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
     notes = []
-    for (_, before), (step, now) in pairwise(held):
+    for (_, before), (step, now) in pairwise(_recorded(records)):
         if now != before:
             changes = (f"training.{field} {size} (was {before.get(field)})" for field, size in now.items())
             notes.append(f"passes: resumed after step {step} with {', '.join(changes)}")
@@ -82,14 +87,13 @@ def lower_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
         JournalError: as `batch_limits`.
     """
     engine, before = run_dir.read_config().training.engine, batch_limits(run_dir).after()
-    if wanted and engine != "native":
-        raise ConfigError(f"training.{next(iter(wanted))}: training.engine {engine} cannot be resumed with another value")
-    if faults := [
-        f"training.{field}: {value} is more than the {before[field]} of this run; a resume may only lower it"
-        for field, value in wanted.items()
-        if value > before[field]
-    ]:
-        raise ConfigError(listed(faults))
+    for field, value in wanted.items():
+        if engine != "native":
+            raise ConfigError(f"training.{field}: training.engine {engine} cannot be resumed with another value")
+        if value > before[field]:
+            raise ConfigError(
+                f"training.{field}: {value} is more than the {before[field]} of this run; a resume may only lower it"
+            )
     if wanted:
         write_json(run_dir.passes_file, {**before, **wanted})
     return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
@@ -101,13 +105,11 @@ def sizes_to_lower(values: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a key may not change, or a value is no whole number above 0.
     """
-    sizes = {}
+    keys = [f"training.{name}" for name in FIELDS]
     for key, value in values.items():
-        field = key.removeprefix("training.")
-        if key == field or field not in FIELDS:
-            keys = " and ".join(f"training.{name}" for name in FIELDS)
-            raise ConfigError(f"{key}: a run keeps the configuration with which it began; a resume may lower {keys} alone")
+        if key not in keys:
+            may = " and ".join(keys)
+            raise ConfigError(f"{key}: a run keeps the configuration with which it began; a resume may lower {may} alone")
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")
-        sizes[field] = value
-    return sizes
+    return {key.removeprefix("training."): size for key, size in values.items()}

@@ -1,32 +1,41 @@
-"""A process that reads the first rows of a run's data and calls its reward functions on some of them.
+"""A process that looks at a run before it starts: `model` at its model, `data` at its first rows and its reward functions.
 
-`python -m grpo_core.run.rehearsal < facts.json` prints JSON lines, [kind, content]: `doing` is what is about to be looked at,
-so that whoever waits can name it; the other kinds are fields of `Findings`. It is a process because code of users may take
-for ever, crash or end the process. What that code prints is dropped.
+`python -m grpo_core.run.rehearsal PART < facts.json` prints JSON lines, [kind, content]: `doing` is what is about to be looked
+at, so that whoever waits can name it; the others are faults, warnings, notes, and the outline of the model. It is a process
+because code of users may take for ever, crash or end the process, because importing transformers takes seconds, which pass
+beside the other checks, and because the transformers that counts is that of the interpreter that trains. What that code prints
+is dropped.
 """
 
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
-from grpo_core.config.names import CHARACTERS_PER_TOKEN
-from grpo_core.data.prompts import count_held_out
-from grpo_core.data.rows import check_rows
-from grpo_core.data.sources import Row, file_of, first_rows, read_rows
-from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
+from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
+from grpo_core.data.prompts import check_rows, count_held_out, tokenized
+from grpo_core.data.sources import Row, file_of, read_rows
+from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.rewards.maths import MAX_CHARACTERS
+from grpo_core.rewards.simple import FORMAT
 from grpo_core.run.imports import import_from
-from grpo_core.run.prompt_check import look_at_prompts
 from grpo_core.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
@@ -34,50 +43,136 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
-Line = tuple[str, str]
+NOT_OPTIONAL = r"\\?<{tag}\\?>(?!(\\[sn][*+?]?|\s)*\)(\?|\*|\{{0))"
+"""A tag in a regular expression that is not the end of an optional group."""
+UNUSED = ("scipy", "sklearn")
+"""Packages that transformers imports where they are installed, for losses that no language model has: a third of a second."""
+Line = tuple[str, Any]
 """Kind and content."""
 
 
-def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
-    """Yield what is about to be done (`doing`), what is wrong, doubtful or worth a look."""
-    yield "doing", f"data.source {config.data.source}"
+def look_at_model(config: RunConfig) -> Iterator[Line]:
+    """Yield the outline of a run's model, made as the training will load it but for the values of its weights, or its fault."""
+    if not config.model.trust_remote_code:  # which may need them
+        sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None = there is no such module
+    from grpo_core.policy.loading import check_folder
+
+    yield "doing", f"model.source {config.model.source}"
+    folder = model_here(config.model.source)
+    assert folder is not None
     try:
-        rows = _rows(config)
-        check_rows(rows, config.data)
-        prompts = untokenized(rows, config)
-        yield from _few_prompts(rows, short_enough(prompts, config), config)
-        yield from look_at_prompts(rows[:ROWS], config)
+        yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
     except GrpoError as error:
         yield "faults", str(error)
-    else:
-        yield from _doubtful_answers(prompts, config)
-        for index, reward in enumerate(config.rewards):
-            yield "doing", f"rewards.{index}.fn {reward.fn}"
-            try:
-                yield from (("warnings", text) for text in dry_run(index, config, prompts[:CALLED_WITH], folders))
-            except RewardError as error:
-                yield "faults", str(error)
-            except SystemExit as error:
-                yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
-        yield from _rule_faults(config)
-    yield "doing", ""
 
 
-def _doubtful_answers(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[Line]:
+def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
+    """Yield what is wrong, doubtful or worth a look in the first rows of a run and what its reward functions make of them."""
+    yield "doing", f"data.source {config.data.source}"
+    most = MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
+    try:
+        rows = read_rows(config.data, None if _is_read_whole(config.data) else most)
+        check_rows(rows, config.data)
+        prompts = untokenized(rows, config)
+        yield from _few_prompts(prompts, rows[:most], config, is_all=_is_read_whole(config.data) or len(rows) < most)
+    except GrpoError as error:
+        yield "faults", str(error)
+        return
+    yield from (("warnings", text) for text in data_warnings(prompts, config))
+    for index, reward in enumerate(config.rewards):
+        yield "doing", f"rewards.{index}.fn {reward.fn}"
+        try:
+            yield from (("warnings", text) for text in dry_run(index, config, prompts[:CALLED_WITH], folders))
+        except RewardError as error:
+            yield "faults", str(error)
+        except SystemExit as error:
+            yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
+    yield from _rule_faults(config)
+
+
+def _is_read_whole(data: DataConfig) -> bool:
+    kind, _, name = data.source.partition(":")
+    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
+
+
+def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
+    """Yield what the tokenizer and its template make of the first rows; and that a step has more prompts than there are.
+
+    Raises:
+        DataError: the training would refuse a row, all prompts are too long, or the split would leave a side empty.
+    """
+    data, most, asked = config.data, config.rollout.max_prompt_tokens, config.rollout.num_prompts_per_step
+    folder, kept = model_here(config.model.source), list(prompts)
+    tokenizer = None if folder is None else _tokenizer(folder)
+    if folder is not None and tokenizer is not None and not (data.chat_template and tokenizer.chat_template is None):
+        ends = end_tokens_of(folder, tokenizer)
+        made = [prompt for prompt in tokenized(first, data, tokenizer, most, ends) if prompt is not None]
+        short = {prompt.id for prompt in made if len(prompt.token_ids) <= most}
+        if not short:
+            shortest = f" (the shortest has {min(len(prompt.token_ids) for prompt in made)} tokens)" if made else ""
+            raise DataError(
+                f"rollout.max_prompt_tokens: {most} is less than each of the first {len(first)} prompts has{shortest}, so none "
+                "would be left; raise it"
+            )
+        kept = [prompt for prompt in prompts if prompt.id in short or prompt.id >= len(first)]
+        for prompt in made[:1]:
+            yield "notes", f"the first prompt ends with …{end_of(prompt, tokenizer)!r}"
+            yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
+            yield from (("warnings", text) for text in _formats_out_of_reach(prompt, end_of(prompt, tokenizer), config))
+    if not is_all:
+        return
+    found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
+    if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
+        yield (
+            "warnings",
+            f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
+            "prompts repeat within a step",
+        )
+
+
+def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast | None":
+    """Return the tokenizer of a model's folder; None where it cannot be read, which the look at the model refuses."""
+    # Half a second; torch, which AutoTokenizer imports, would take two more.
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception:  # noqa: BLE001  (as above)
+        return None
+
+
+def _formats_out_of_reach(prompt: Prompt, end: str, config: RunConfig) -> Iterator[str]:
+    """Yield that a prompt begins with a tag what a pattern wants to begin with it in the completion."""
+    question = prompt.text if isinstance(prompt.content, str) else prompt.content[-1]["content"].strip()
+    after = prompt.text.rpartition(question)[2] if question in prompt.text else ""
+    last = re.findall(r"<(\w+)>\s*$", prompt.text)
+    tags = [*last, *(tag for tag in re.findall(r"<(\w+)>", after) if f"</{tag}>" not in after)]
+    for index, reward in enumerate(config.rewards):
+        pattern = str(reward.args.get("pattern", FORMAT))
+        wanted = [tag for tag in tags if re.search(NOT_OPTIONAL.format(tag=tag), pattern)]
+        if reward.fn == "format" and wanted:
+            yield (
+                f"rewards.{index}.fn format: prompts end with …{end!r}, and the pattern {pattern!r} wants <{wanted[0]}> in the "
+                f"completion, so it scores 0 if the policy does not repeat the tag; leave it out of "
+                f"rewards.{index}.args.pattern, or out of the prompt"
+            )
+
+
+def data_warnings(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[str]:
+    """Yield what is doubtful about gold answers."""
     if config.data.answer_column is None:
         return
     key, answers = f"data.answer_column {config.data.answer_column!r}", defaultdict[str, set[str]](set)
     for prompt in prompts:
         answers[repr(prompt.content)].add(str(prompt.columns["answer"]))
     if several := sum(len(found) > 1 for found in answers.values()):
-        yield "warnings", f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
+        yield f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
     is_maths = any(reward.fn == "math_answer" for reward in config.rewards)
     long = [prompt.id for prompt in prompts if is_maths and len(str(prompt.columns["answer"])) > MAX_CHARACTERS]
     if long:
         yield (
-            "warnings",
             f"{key}: {len(long)} gold answer(s) have more than {MAX_CHARACTERS} characters, the first is row {long[0]}; "
-            f"math_answer reads the last {MAX_CHARACTERS} of a completion",
+            f"math_answer reads the last {MAX_CHARACTERS} of a completion"
         )
 
 
@@ -100,74 +195,20 @@ def _rule_faults(config: RunConfig) -> Iterator[Line]:
             yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
 
 
-def short_enough(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
-    """Return the prompts that are not surely too long: all, unless the tokenizer is here and needs no transformers.
-
-    What the chat template adds is not counted: a prompt has at least so many tokens.
-
-    Raises:
-        DataError: all are too long; names the shortest.
-    """
-    from tokenizers import Tokenizer
-
-    folder, most = model_here(config.model.source), config.rollout.max_prompt_tokens
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return list(prompts)
-    with raised_as(DataError, f"model.source {config.model.source}: its tokenizer.json cannot be read ({{cause}})", Exception):
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = [prompt.text[: most * CHARACTERS_PER_TOKEN + 1] for prompt in prompts]
-    lengths = [len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    if (shortest := min(lengths)) > most:
-        raise DataError(
-            f"rollout.max_prompt_tokens: {most} is less than each of the first {len(prompts)} prompts has (the shortest has at "
-            f"least {shortest} tokens), so none would be left; raise it"
-        )
-    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
-
-
-def _rows(config: RunConfig) -> list[Row]:
-    """Return the rows that are looked at: of a file most often all."""
-    return read_rows(config.data) if _is_read_whole(config.data) else first_rows(config.data, _most_rows(config))
-
-
-def _most_rows(config: RunConfig) -> int:
-    return MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
-
-
-def _few_prompts(rows: Sequence[Row], kept: Sequence[Prompt], config: RunConfig) -> Iterator[Line]:
-    """Yield the warning that a step has more prompts than there are, where all rows were read.
-
-    Raises:
-        DataError: the split would leave a side empty.
-    """
-    data, asked = config.data, config.rollout.num_prompts_per_step
-    if not _is_read_whole(data) and len(rows) == _most_rows(config):
-        return
-    found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
-    if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
-        yield (
-            "warnings",
-            f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
-            "prompts repeat within a step",
-        )
-
-
-def _is_read_whole(data: DataConfig) -> bool:
-    kind, _, name = data.source.partition(":")
-    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
-
-
 def main() -> None:
     """Read configuration and folders from standard input, and print what is found."""
     exit_with_lifeline()
-    gc.disable()  # as in model_check.py, which works beside this
+    gc.disable()  # nearly all objects are modules, and walking them takes half a second
     facts = json.load(sys.stdin)
-    import_from(facts["folders"])
+    config, folders = validate_config(facts["config"]), facts["folders"]
+    import_from(folders)
     with os.fdopen(os.dup(1), "w") as results:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        for line in rehearse(validate_config(facts["config"]), facts["folders"]):
+        lines = look_at_model(config) if sys.argv[1] == "model" else look_at_data(config, folders)
+        for line in itertools.chain(lines, [("doing", "")]):
             results.write(json.dumps(line) + "\n")
             results.flush()
+    os._exit(0)  # taking the modules down takes a second
 
 
 if __name__ == "__main__":

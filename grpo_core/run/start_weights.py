@@ -30,12 +30,13 @@ SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class StartWeights:
-    """SHA-256 of the weights with which a run begins."""
+    """SHA-256 of the weights with which a run begins: of `model.source`, and of `model.lora.init_from`.
+
+    There is none of an adapter where a run begins without one, or where it is not here any more.
+    """
 
     base: str
-    """Of `model.source`."""
     adapter: str | None = None
-    """Of `model.lora.init_from`; None without, or where it is not here any more."""
 
     @property
     def policy(self) -> str:

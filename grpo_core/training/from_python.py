@@ -34,12 +34,11 @@ from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start, import_folders
-from grpo_core.run.inputs import note_inputs
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
-from grpo_core.run.preflight import require_start
+from grpo_core.run.preflight import require_start, slow_dtype_warnings
+from grpo_core.run.provenance import note_inputs
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from grpo_core.run.rules import RunRules
-from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.run.start_weights import find_model
 from grpo_core.training.process import MODULES, evaluating
 from grpo_core.training.progress import Bar, Follower

@@ -30,8 +30,8 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
-from grpo_core.run.memory_fit import shape_for
-from grpo_core.run.memory_need import acting_on, memory_need
+from grpo_core.run.memory import acting_on, memory_need
+from grpo_core.run.model_shape import shape_for
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.training.ending import why_finished
 from grpo_core.training.failing import last_message

@@ -6,15 +6,7 @@ from pathlib import Path
 from grpo_core.config import RunConfig
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.announce import announce_disk
-from grpo_core.run.disk_need import (
-    REMEDIES,
-    KeptWeights,
-    describe_need,
-    disk_need,
-    kept_weights,
-    refuse_too_little,
-    sweep_need,
-)
+from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import Plan
@@ -60,11 +52,13 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
         say(f"disk: not known before the model {unknown} is here; each run prints and checks what it needs")
         return
     is_here = is_local(plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:")
-    needs = [disk_need(config, weights, tracked_here=is_here) for config, weights in zip(plan.configs, known, strict=True)]
-    need = sweep_need(needs, plan.num_runs, plan.sweep.runs.concurrency)
-    what, disks = describe_need(need, sweep_path or RUNS_FOLDER)
-    refuse_too_little(f"disk: the sweep {what} ({plan.num_runs} runs)", disks, REMEDIES)
-    say(f"disk: {what} ({plan.num_runs} runs)")
+    arms = list(zip(plan.configs, known, strict=True))
+    largest = max(disk_need(config, weights, tracked_here=is_here) for config, weights in arms)
+    writing = max(checkpoint_bytes(config, weights) for config, weights in arms)  # one, while a run writes it
+    runs = plan.num_runs
+    need = runs * (largest - writing) + min(plan.sweep.runs.concurrency, runs) * writing
+    said = require_disk(f"the sweep ({runs} runs)", need, sweep_path or RUNS_FOLDER)
+    say(f"disk: {said} ({runs} runs)")
 
 
 def _kept_weights(config: RunConfig) -> KeptWeights | None:

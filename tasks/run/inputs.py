@@ -26,7 +26,7 @@ from grpo_core.policy.sources.weight_files import weights_digest, weights_identi
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
-from grpo_core.run.inputs import note_inputs
+from grpo_core.run.provenance import note_inputs
 from grpo_core.run.start_weights import find_model
 from tasks.run.progress import say
 

@@ -1,17 +1,22 @@
-"""What a run is said to need, against what a real one writes; and what it says and refuses."""
+"""What a run is said to need of a disk, against what a real one writes; and what it says and refuses."""
 
+import json
 import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
+from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.run.disk_need import disk_need, kept_weights
+from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
+from grpo_core.run.model_shape import count_parameters
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
 from tasks.run.disk import check_disk, check_sweep_disk
@@ -19,6 +24,9 @@ from tasks.tracking.store import TrackedRun
 
 TEXTS = 25_000_000
 """Allowed for report, journal and tables, which do not grow with the model."""
+TRACKED = TrackedRun(uri="http://127.0.0.1:9", experiment_id="0", run_id="0", name="x")
+RANK = {"model.lora": {"rank": 64}}
+AVERAGED = {"reference.mixup_alpha": 0.5, "reference.sync_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -36,77 +44,98 @@ def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ADAPTER = {"model.lora": {"rank": 64}}
-
-
-@pytest.mark.parametrize("changes", [{}, {"reference.sync_steps": None}, {"evaluation.every_steps": 2}, ADAPTER], ids=str)
-def test_a_real_run_writes_what_it_was_said_to_need(tiny_run: Any, larger_model: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, {"weight"}),
+        ({"evaluation.every_steps": 2}, {"weight"}),
+        (RANK, {"weight", "scale"}),
+        ({"model.lora": {"rank": 16}, **AVERAGED}, {"weight", "scale"}),
+        ({"model.lora": {"rank": 48}, **AVERAGED}, {"weight", "scale", "delta"}),  # some averages are whole matrices
+    ],
+    ids=str,
+)
+def test_a_real_run_writes_what_it_was_said_to_need(
+    tiny_run: Any, larger_model: Path, changes: dict[str, Any], parts: set[str]
+) -> None:
     run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1, **changes})
-    weights = kept_weights(run_dir.read_config(), larger_model)
+    config = run_dir.read_config()
+    weights = kept_weights(config, larger_model)
     assert weights is not None
-    need = disk_need(run_dir.read_config(), weights)
-    before = folder_bytes(run_dir.path)
+    need, before = disk_need(config, weights), folder_bytes(run_dir.path)
     assert main([str(run_dir.path)]) == 0
-    written = folder_bytes(run_dir.path) - before
-    one = need.most - need.lasting
-    best_is_newest = one if "evaluation.every_steps" in changes else 0
-    assert need.lasting - TEXTS - best_is_newest <= written <= need.lasting
-    finished = [folder_bytes(path) for path in run_dir.checkpoints.iterdir()]
-    assert disk_need(run_dir.read_config(), weights, from_step=4, present=finished).most < TEXTS
-
-
-@pytest.mark.parametrize("rank", [16, 48], ids=["of low rank", "with some whole matrices"])
-def test_the_last_average_of_adapters_is_as_large_as_was_said(tiny_run: Any, larger_model: Path, rank: int) -> None:
-    """Each sync adds the adapter's rank, so that earlier checkpoints are smaller."""
-    changes = {"model.lora": {"rank": rank}, "reference.mixup_alpha": 0.5, "reference.sync_steps": 1}
-    run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1, **changes})
-    weights = kept_weights(run_dir.read_config(), larger_model)
-    assert weights is not None
-    need = disk_need(run_dir.read_config(), weights)
-    assert main([str(run_dir.path)]) == 0
+    assert need - TEXTS - 2 * checkpoint_bytes(config, weights) <= folder_bytes(run_dir.path) - before <= need
     newest = max(run_dir.checkpoints.glob("step_*"))
-    stored = stored_tensors(newest / "reference.safetensors")
-    sizes = {name: math.prod(tensor.shape) for name, tensor in stored.items()}
+    sizes = {name: math.prod(tensor.shape) for name, tensor in stored_tensors(newest / "reference.safetensors").items()}
+    assert {name.rpartition(".")[2] for name in sizes} == parts
     assert sum(size for name, size in sizes.items() if not name.endswith(".scale")) == weights.reference
-    assert {name.rpartition(".")[2] for name in sizes} == ({"weight", "scale"} if rank == 16 else {"weight", "scale", "delta"})
-    assert folder_bytes(newest) <= need.most - need.lasting + TEXTS
+    finished = [folder_bytes(path) for path in run_dir.checkpoints.iterdir()]
+    resumed = disk_need(config, weights, present=finished)
+    assert resumed <= need - sum(finished) + TEXTS
 
 
-def tracked(tmp_path: Path) -> TrackedRun:
-    return TrackedRun(uri="http://127.0.0.1:9", experiment_id="0", run_id="0", name="x")
+def make(keys: dict[str, Any]) -> RunConfig:
+    return load_config("quickstart", {"training.steps": 100, "training.checkpoint_every": 20, **keys})
 
 
-def test_a_run_says_what_it_needs_and_has(tiny_run: Any, larger_model: Path, tmp_path: Path, capsys: Any) -> None:
-    run_dir = tiny_run({"model.source": str(larger_model)})
-    check_disk(run_dir.path, tracked(tmp_path), larger_model)
-    said = capsys.readouterr().out
-    assert said.startswith("disk: needs up to ")
-    assert f" MB in {run_dir.path}" in said
-    assert said.endswith(" free\n")
+@pytest.mark.parametrize(
+    ("keys", "more", "models"),
+    [
+        ({"training.keep_checkpoints": 2}, {}, 3 * 3 + 1),  # policy, two moments; once, the initial policy
+        ({"training.keep_checkpoints": 10}, {}, 5 * 3 + 1),  # five are written
+        ({"training.checkpoint_every": None}, {}, 3 + 1),
+        ({"training.keep_checkpoints": 2, "reference.sync_steps": 10}, {}, 3 * 4 + 1),
+        ({"training.keep_checkpoints": 2, "reference.sync_steps": 101}, {}, 3 * 3 + 1),  # it never comes
+        ({"training.keep_checkpoints": 2, "evaluation.every_steps": 10}, {}, 4 * 3 + 1),  # the best one, too
+        ({"training.keep_checkpoints": 2}, {"tracked_here": True}, 3 * 3 + 2),
+        ({"training.keep_checkpoints": 2}, {"present": [12 * 10**12] * 2}, 3 + 1),
+    ],
+    ids=str,
+)
+def test_the_need_is_a_number_of_models_in_fp32(keys: dict[str, Any], more: dict[str, Any], models: int) -> None:
+    """Of a model so large that nothing else counts."""
+    config = make({"evaluation.every_steps": None, "reference.sync_steps": None, **keys})
+    need = disk_need(config, KeptWeights(policy=10**12, reference=10**12), **more)
+    assert need - TEXT_BYTES == models * 4 * 10**12
 
 
-@pytest.mark.parametrize("sweep_path", [None, Path("runs/mine")], ids=str)
-def test_a_sweep_names_the_folders_that_it_writes_to(
-    larger_model: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, sweep_path: Path | None
+def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
+    tiny_run: Any, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    plan = load_sweep("beta_group_sync_tiny", {"overrides.model.source": str(larger_model)})
-    check_sweep_disk(sweep_path, plan)
-    said = capsys.readouterr().out
-    assert f" in {sweep_path or 'runs'} " in said
-
-
-def test_a_run_that_will_not_fit_is_refused_before_it_starts(
-    tiny_run: Any, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = SimpleNamespace(f_bavail=1000, f_frsize=4096, f_blocks=10**6)
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
     run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1})
-    with pytest.raises(
-        JournalError, match=r"too little disk by .* MB; free that much, or training\.keep_checkpoints=1"
-    ) as caught:
-        check_disk(run_dir.path, tracked(tmp_path), larger_model)
-    assert "another disk" in str(caught.value)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0))
-    check_disk(run_dir.path, tracked(tmp_path), larger_model)  # a file system that does not tell refuses nothing
+    check_disk(run_dir.path, TRACKED, larger_model)
+    said = capsys.readouterr().out
+    assert said.startswith("disk: needs up to ")
+    assert f" MB in {run_dir.path}; " in said
+    assert said.endswith(" free\n")
+    plan = load_sweep("beta_group_sync_tiny", {"overrides.model.source": str(larger_model)})
+    for folder in (None, Path("runs/mine")):
+        check_sweep_disk(folder, plan)
+        assert f" in {folder or 'runs'}; " in capsys.readouterr().out
+    for blocks, is_refused in ((10**6, True), (0, False)):  # a file system that does not tell refuses nothing
+        free = SimpleNamespace(f_bavail=1000 * (blocks > 0), f_frsize=4096, f_blocks=blocks)
+        monkeypatch.setattr(os, "statvfs", lambda _path, free=free: free)
+        if is_refused:
+            with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
+                check_disk(run_dir.path, TRACKED, larger_model)
+            with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
+                check_sweep_disk(None, plan)
+        else:
+            check_disk(run_dir.path, TRACKED, larger_model)
+
+
+def test_parameters_are_counted_from_the_files_of_the_index_alone(tmp_path: Path) -> None:
+    def write(file: str, shapes: dict[str, list[int]]) -> None:
+        save_file({name: numpy.zeros(shape, dtype=numpy.float32) for name, shape in shapes.items()}, tmp_path / file)
+
+    assert count_parameters(tmp_path) is None
+    write("model-1.safetensors", {"a": [3, 4], "b": [5]})
+    write("model-2.safetensors", {"c": [2, 2, 2], "d": []})
+    for names, number in (("abcd", 12 + 5 + 8 + 1), ("ab", 12 + 5)):
+        index = {"weight_map": {name: f"model-{1 + (name > 'b')}.safetensors" for name in names}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert count_parameters(tmp_path) == number
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
+    assert count_parameters(tmp_path) is None

@@ -10,7 +10,6 @@ from grpo_core.policy.policy import Policy
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
 from grpo_core.run.pass_sizes import batch_limits, lower_passes, sizes_to_lower
-from grpo_core.run.reproduction import compare_runs, final_policy
 from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
 
@@ -84,23 +83,6 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
     monkeypatch.setattr(Policy, "logps", lambda policy, completions: logps(policy, completions) * 1.001)
     train(run)
     assert any("resume is not bit-exact" in text for text in replayed_alerts(run))
-
-
-@pytest.mark.proof
-def test_a_reproduction_lowers_them_after_the_same_step(tiny_run: Any, sizes_used: Any) -> None:
-    run = tiny_run(OPTIONS, name="first")
-    train(run)
-    cut_back(run, 3)
-    lower_passes(run, LESS)
-    train(run)
-    again = tiny_run(OPTIONS, name="again")
-    again.original.mkdir()
-    shutil.copy(run.journal_file, again.original)
-    shutil.copy(run.config_file, again.original)
-    del sizes_used[:]
-    train(again)
-    assert sizes_used == [(256, 16384)] * 3 + [(4, 60)] * 3
-    assert compare_runs(run, again, final_policy(run)).is_identical
 
 
 def test_only_smaller_sizes_are_taken_and_no_other_key(tiny_run: Any) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,39 +60,29 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         child.communicate()
 
 
-def go(child: subprocess.Popen[str]) -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
-
-
-def make(folder: Path) -> None:
-    write_model(folder)
-
-
 @pytest.mark.proof
 def test_processes_that_start_together_make_a_model_once(start: Any, tmp_path: Path) -> None:
     children = [start(50) for _ in range(5)]
     for child in children:
-        go(child)
-    ends = [child.communicate() for child in children]
-    assert {output for output, _ in ends} == {f"{model_folder('test')}\n"}
+        child.stdin.write("\n")
+        child.stdin.flush()
+    assert {child.communicate()[0] for child in children} == {f"{model_folder('test')}\n"}
     assert (tmp_path / "made").read_text() == "made\n"
     assert len(list(model_folder("test").glob("part-*.txt"))) == 50
     assert sorted(path.name for path in model_folder("test").parent.iterdir()) == [".test.lock", "test"]
 
 
-def test_what_a_killed_process_has_half_made_is_removed_and_made_again(start: Any, tmp_path: Path) -> None:
-    child = start(10_000)
-    go(child)
-    partial = model_folder("test").with_name(".test.partial")
+def test_what_a_killed_process_has_half_made_is_removed_and_made_again(start: Any) -> None:
+    child, partial = start(10_000), model_folder("test").with_name(".test.partial")
+    child.stdin.write("\n")
+    child.stdin.flush()
     while not (partial / "part-3.txt").exists():
         assert child.poll() is None
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not model_folder("test").exists()
-    assert is_whole(made_once("scratch:test", model_folder("test"), make))
+    assert is_whole(made_once("scratch:test", model_folder("test"), write_model))
     assert not partial.exists()
     assert not list(model_folder("test").glob("part-*"))
 
@@ -101,38 +92,35 @@ def test_whoever_waits_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -
     target = model_folder("test")
     target.parent.mkdir(parents=True)
     with FileLock(target.with_name(".test.lock")), pytest.raises(BusyError, match="another process has been making it"):
-        made_once("scratch:test", target, make)
+        made_once("scratch:test", target, write_model)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_reads_a_shared_cache_and_is_told_where_to_keep_more() -> None:
+    """The folder is one user's, made under the usual umask; the other one may read it."""
+    code = (
+        "import os\nfrom grpo_core.policy.sources.cache import *\nos.setuid(65534)\n"
+        "fail = lambda folder: 1 / 0\n"
+        "print(made_once('scratch:one', model_folder('one'), fail))\n"
+        "try:\n    made_once('scratch:two', model_folder('two'), fail)\nexcept Exception as error:\n    print(error)\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="grpo-shared-cache-") as name:
+        Path(name).chmod(0o755)
+        one, umask = Path(name) / "models" / "one", os.umask(0o022)
+        try:
+            made_once("scratch:one", one, write_model)
+        finally:
+            os.umask(umask)
+        environment = {**os.environ, "GRPO_CACHE": name, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == str(one), done.stderr
+    assert "model.source scratch:two: cannot be kept in the cache folder" in second
+    assert second.endswith("name a folder that you may write to in GRPO_CACHE")
 
 
 def test_a_cache_folder_that_cannot_be_used_is_named_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot be kept in the cache folder .*name a folder .* in GRPO_CACHE"):
-        made_once("scratch:test", model_folder("test"), make)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_reads_a_shared_cache_and_is_told_where_to_keep_more(tmp_path: Path) -> None:
-    """The folder is one user's, made under the usual umask; the other one may read it."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="grpo-shared-cache-") as name:
-        Path(name).chmod(0o755)
-        code = (
-            "import os\nfrom grpo_core.policy.sources.cache import *\nos.setuid(65534)\n"
-            "fail = lambda folder: 1 / 0\n"
-            "print(made_once('scratch:one', model_folder('one'), fail))\n"
-            "try:\n    made_once('scratch:two', model_folder('two'), fail)\nexcept Exception as error:\n    print(error)\n"
-        )
-        environment = {**os.environ, "GRPO_CACHE": name, "PYTHONPATH": str(ROOT)}
-        one = Path(name) / "models" / "one"
-        umask = os.umask(0o022)
-        try:
-            made_once("scratch:one", one, make)
-        finally:
-            os.umask(umask)
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-        first, second = done.stdout.splitlines()
-        assert first == str(one), done.stderr
-        assert "model.source scratch:two: cannot be kept in the cache folder" in second
-        assert second.endswith("name a folder that you may write to in GRPO_CACHE")
+        made_once("scratch:test", model_folder("test"), write_model)

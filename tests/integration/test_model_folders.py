@@ -1,6 +1,5 @@
 """What the checks say of a model folder is what a training meets: families that can be trained or not, and broken folders."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.errors import GrpoError
+from grpo_core.errors import GrpoError, ModelError
 from grpo_core.policy.loading import check_folder
 from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.sources.availability import require_model
-from grpo_core.policy.sources.find import model_here, resolve_model
-from grpo_core.policy.sources.weight_files import weight_files, weights_digest
-from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, to_pickle, write_family
+from grpo_core.policy.sources.find import require_model, resolve_model
+from grpo_core.policy.sources.weight_files import weights_digest
+from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, write_family
 from tests.policies import sampled
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
@@ -132,22 +130,6 @@ def test_a_broken_folder_is_refused_before_and_at_the_load(name: str, configure:
     assert refusal(loaded, config) is not None
 
 
-def test_pickles_are_told_apart_by_what_they_hold_and_converted_once(configure: Configure, tmp_path: Path) -> None:
-    """Two models alike but for the weights."""
-    folders = [write_family(tmp_path / name, "qwen2", SIZES) for name in ("a", "b")]
-    for place, folder in enumerate(folders):
-        to_pickle(lambda weights, place=place: {name: tensor + place for name, tensor in weights.items()})(folder)
-    assert [model_here(str(folder)) for folder in folders] == [None, None]
-    made = [resolve_model(str(folder)) for folder in folders]
-    assert [model_here(str(folder)) for folder in folders] == made
-    digests = {weights_digest(folder) for folder in (*folders, *made)}
-    assert len(digests) == 4
-    assert [file.name for file in weight_files(made[0])] == ["model.safetensors"]
-    first = {file: file.stat().st_mtime_ns for file in made[0].iterdir()}
-    assert resolve_model(str(folders[0])) == made[0]
-    assert {file: file.stat().st_mtime_ns for file in made[0].iterdir()} == first
-    one, other = (dict(loaded(configure(folder)).model.named_parameters()) for folder in folders)
-    assert all(torch.equal(one[name] + 1, other[name]) for name in one)
-    settings = json.loads((folders[0] / "config.json").read_text())
-    (folders[0] / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
-    assert resolve_model(str(folders[0])) != made[0]  # a changed folder is another model
+def test_a_digest_of_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no weights"):
+        weights_digest(tmp_path)

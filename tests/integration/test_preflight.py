@@ -12,18 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.policy.sources.availability import lacks_chat_template, require_model
+from grpo_core.policy.sources.find import lacks_chat_template, require_model
 from grpo_core.run import preflight
 from grpo_core.run.imports import import_folders, is_own_folder
 from grpo_core.run.preflight import check_start, require_start
 
-INDEX = "model.safetensors.index.json"
 REWARDS = '''"""Reward functions with a mistake each."""
 import helpers_of_this_test
 
@@ -90,11 +88,6 @@ def boxed(completions, answer, **columns):
 
 def brevity(completions, **columns):
     return [1.0 / (1 + len(message[0]["content"])) for message in completions]
-
-
-def lists_stay_lists(completions, parts, answer, **columns):
-    assert [type(part) for part in parts] == [list] * len(parts), parts
-    return [float(message[0]["content"] == part[1]["gold"][0]) for message, part in zip(completions, parts)]
 
 
 def drift(history):
@@ -165,31 +158,15 @@ def test_the_function_of_a_rule_is_imported(faults: Any) -> None:
     assert nowhere.startswith("monitor.rules.2.function nowhere_of_this_test:f: cannot be imported: ModuleNotFoundError")
 
 
-def test_a_function_that_ends_its_process_is_named(faults: Any) -> None:
-    assert faults("good", "dies") == ("rewards.1.fn rewards_of_this_test:dies: its process died (exit code 5)",)
-
-
 def test_a_function_that_hangs_is_killed(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "REWARD_SECONDS", 3.0)
+    monkeypatch.setattr(preflight, "REWARD_SECONDS", 8.0)
     (fault,) = faults("hangs")
     assert fault == (
-        "rewards.0.fn rewards_of_this_test:hangs: has not returned after 3 s and was killed; rewards.0.dry_run=false does not "
+        "rewards.0.fn rewards_of_this_test:hangs: has not returned after 8 s and was killed; rewards.0.dry_run=false does not "
         "call it"
     )
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("hangs.pid").read_text()), 0)
-
-
-def test_a_function_is_not_called_where_that_is_switched_off_but_it_is_imported(faults: Any) -> None:
-    assert faults("fails", "dies", dry_run=False) == ()
-    (fault,) = faults("nothing", dry_run=False)
-    assert "cannot be imported" in fault
-
-
-def test_a_built_in_function_without_its_column_is_refused(faults: Any) -> None:
-    (fault,) = faults(overrides={"rewards": [{"fn": "reasoning_gym"}]})
-    assert "rewards.0.fn reasoning_gym: raised TypeError" in fault
-    assert "'metadata'; the columns of the data are answer" in fault
 
 
 @pytest.mark.parametrize(
@@ -208,6 +185,8 @@ def test_a_built_in_function_without_its_column_is_refused(faults: Any) -> None:
         ),
         ({"training.python": "/nowhere/python"}, "training.python: '/nowhere/python' is no program that can be run"),
         ({"training.python": "/bin/ls"}, "training.python /bin/ls: its process died (exit code 2"),
+        ({"tracking.uri": "http://[::1"}, "tracking.uri http://[::1: the tracking server cannot be reached (Invalid IPv6 URL)"),
+        ({"rewards": [{"fn": "reasoning_gym"}]}, "'metadata'; the columns of the data are answer"),
         (
             {"monitor.rules": [{"kind": "custom", "function": "os:getcwd"}]},
             "monitor.rules.0.function os:getcwd: cannot be called as f(history): too many positional arguments",
@@ -239,19 +218,6 @@ def test_a_model_without_a_chat_template_is_known_before_it_is_made(tiny_model_d
     assert not lacks_chat_template(str(tiny_model_dir))
 
 
-def test_data_of_which_freezing_would_leave_nothing_are_refused(faults: Any, tmp_path: Path) -> None:
-    def found(questions: list[str], **overrides: Any) -> tuple[str, ...]:
-        file = tmp_path / "some.jsonl"
-        file.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in questions))
-        return faults(overrides={"data.source": f"file:{file}", **overrides})  # type: ignore[no-any-return]
-
-    few = "data.eval_fraction: 0.2 of 1 distinct prompts leaves 1 for training and 0 held out; both need at least 1"
-    assert found(["1 + 0 ="] * 20) == (few,)
-    long = [f"{number} + 1 = " + "and so on " * 20 for number in range(19)]
-    assert found(["1 + 0 =", *long], **{"rollout.max_prompt_tokens": 60}) == (few,)
-    assert found(["1 + 0 ="] * 20, **{"data.eval_fraction": 0.0, "evaluation.every_steps": None}) == ()
-
-
 def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.delenv("HTTP_PROXY", raising=False)
@@ -262,56 +228,6 @@ def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch
     assert fault.startswith(f"tracking.uri {address}: the tracking server cannot be reached (")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     assert faults() == (fault,)
-
-
-def test_a_tracking_server_that_is_no_address_is_refused(faults: Any) -> None:
-    (fault,) = faults(overrides={"tracking.uri": "http://[::1"})
-    assert "tracking.uri http://[::1: the tracking server cannot be reached (Invalid IPv6 URL)" in fault
-
-
-def test_what_is_doubtful_is_a_warning(faults: Any, tmp_path: Path) -> None:
-    def warnings(rows: list[tuple[str, str]], *functions: str, **overrides: Any) -> tuple[str, ...]:
-        file = tmp_path / "some.jsonl"
-        file.write_text("".join(json.dumps({"question": text, "answer": answer}) + "\n" for text, answer in rows))
-        return faults(*functions, overrides={"data.source": f"file:{file}", **overrides}, part="warnings")  # type: ignore[no-any-return]
-
-    rows = [(f"{number} + 1 =", str(number + 1)) for number in range(20)]
-    assert warnings(rows) == ()
-    nones, huge = warnings(rows, "nones", "huge")
-    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 8 rows, with its gold answer")
-    assert "huge: returned 1e+300; float32 cannot hold" in huge
-    (several,) = warnings([*rows, ("1 + 1 =", "3")])
-    assert several.startswith("data.answer_column 'answer': 1 prompt(s) have several gold answers")
-    (long,) = warnings([*rows, ("What is it?", "1" * 5000)], rewards=[{"fn": "math_answer"}])
-    assert "1 gold answer(s) have more than 4000 characters, the first is row 20" in long
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "hub"])
-def test_a_step_of_more_prompts_than_the_data_has_is_a_warning_whatever_the_source(
-    faults: Any, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    rows = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(20)]
-    folder = tmp_path / "some"
-    folder.mkdir()
-    if suffix == "csv":
-        (folder / "rows.csv").write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows))
-    else:
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = f"hub:{folder}" if suffix == "hub" else f"file:{folder}/rows.{suffix}"
-
-    def warnings(prompts: int, **overrides: Any) -> tuple[str, ...]:
-        keys = {"data.source": source, "data.eval_fraction": 0.2, "rollout.num_prompts_per_step": prompts, **overrides}
-        return faults(overrides=keys, part="warnings")  # type: ignore[no-any-return]
-
-    assert warnings(16) == ()
-    expected = (
-        f"rollout.num_prompts_per_step: {{}} is more than the {{}} training prompts of data.source {source}: prompts repeat"
-    )
-    (few,) = warnings(17)
-    assert few.startswith(expected.format(17, 16))
-    (fewer,) = warnings(9, **{"data.size": 10})
-    assert fewer.startswith(expected.format(9, 8))
 
 
 def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None:
@@ -328,64 +244,12 @@ def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None
     )
 
 
-def test_a_constant_that_is_most_gold_answers_is_a_warning(faults: Any, tmp_path: Path) -> None:
-    def warnings(golds: list[str]) -> tuple[str, ...]:
-        rows = ({"question": f"Is {number} odd?", "answer": gold} for number, gold in enumerate(golds))
-        (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return faults(overrides={"data.source": f"file:{tmp_path / 'some.jsonl'}"}, part="warnings")  # type: ignore[no-any-return]
-
-    (same,) = warnings(["True"] * 20)
-    assert "the constant 'True' scores 1 on average" in same
-    assert warnings(["True", "False"] * 10) == ()
-
-
 @pytest.mark.parametrize("fn", ["exact_answer", "math_answer", "format", "length", "boxed", "brevity"])
 def test_a_function_that_rewards_gold_answers_alone_or_none_has_no_warning(faults: Any, fn: str) -> None:
     assert (
         faults(overrides={"rewards": [{"fn": fn if fn in BUILTIN_REWARDS else f"rewards_of_this_test:{fn}"}]}, part="warnings")
         == ()
     )
-
-
-def test_the_verifier_of_a_task_has_no_warning(faults: Any) -> None:
-    values = {"data.source": "reasoning_gym:chain_sum", "rewards": [{"fn": "reasoning_gym"}]}
-    assert faults(overrides=values, part="warnings") == ()
-
-
-def test_a_function_gets_the_types_of_the_frozen_rows(faults: Any, tmp_path: Path) -> None:
-    rows = [
-        {"question": f"{number}?", "answer": "-", "parts": [{"gold": ["0"]}, {"gold": [str(number)]}]} for number in range(20)
-    ]
-    pandas.DataFrame(rows).to_parquet(tmp_path / "some.parquet")
-    assert faults("lists_stay_lists", overrides={"data.source": f"file:{tmp_path / 'some.parquet'}"}) == ()
-
-
-def test_the_home_folder_may_be_written_as_a_tilde(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(Path(sys.executable).parent))
-    assert faults(overrides={"training.python": f"~/{Path(sys.executable).name}"}) == ()
-
-
-def test_special_files_are_named_and_a_byte_order_mark_is_none_of_the_data(faults: Any, tmp_path: Path, beside: Path) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    (folder,) = faults(overrides={"data.source": f"file:{tmp_path / 'folder.jsonl'}"})
-    assert folder.endswith("folder.jsonl: is a folder; give a file")
-    (pipe,) = faults(overrides={"data.source": f"file:{tmp_path / 'pipe.jsonl'}"})
-    assert pipe.endswith("pipe.jsonl: is no regular file (a pipe, a socket or a device); give a file")
-    rows = (beside / "rows.jsonl").read_bytes()
-    (beside / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + rows)
-    assert faults() == ()
-
-
-def test_all_mistakes_are_listed_at_once(faults: Any) -> None:
-    found = faults("nowhere", overrides={"model.source": "nobody/nothing"})
-    assert [fault.split(":")[0].split()[0] for fault in found] == ["model.source", "rewards.0.fn"]
-
-
-def test_a_run_without_a_mistake_has_none(tiny_config: Any) -> None:
-    assert require_start(tiny_config(), ()) == ()
-    with pytest.raises(ConfigError, match=r"model\.source 'nobody/nothing'"):
-        require_start(tiny_config({"model.source": "nobody/nothing"}), ())
 
 
 def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -412,26 +276,90 @@ def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_m
     )
 
 
-def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path: Path) -> None:
-    def damaged(name: str, damage: Callable[[Path], Any]) -> str:
-        folder = shutil.copytree(tiny_model_dir, tmp_path / name)
-        damage(folder)
-        with pytest.raises(ModelError) as caught:
-            require_model(str(folder))
-        return str(caught.value)
+def test_a_function_that_ends_its_process_is_named_and_one_that_is_not_called_is_imported(faults: Any) -> None:
+    assert faults("good", "dies") == ("rewards.1.fn rewards_of_this_test:dies: its process died (exit code 5)",)
+    (fault,) = faults("fails", "dies", "nothing", dry_run=False)
+    assert fault.startswith("rewards.2.fn rewards_of_this_test:nothing: cannot be imported")
 
-    require_model(str(tiny_model_dir))
-    assert "has no config.json" in damaged("a", lambda folder: (folder / "config.json").unlink())
-    assert "holds no weights" in damaged("b", lambda folder: (folder / "model.safetensors").unlink())
-    index = {"weight_map": {"a": "model-2.safetensors"}}
-    assert "names model-2.safetensors, which the folder lacks" in damaged(
-        "f",
-        lambda folder: (
-            (folder / "model.safetensors").rename(folder / "model-1.safetensors").with_name(INDEX).write_text(json.dumps(index))
-        ),
-    )
-    tokenizers = ("tokenizer.json", "tokenizer_config.json")
-    assert "has no tokenizer" in damaged("h", lambda folder: [(folder / name).unlink() for name in tokenizers])
+
+@pytest.fixture
+def of_rows(faults: Any, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    """Return a function that checks a run on (question, answer) rows."""
+
+    def check(rows: list[tuple[str, Any]], *functions: str, part: str = "warnings", **overrides: Any) -> tuple[str, ...]:
+        file = tmp_path / "some.jsonl"
+        lines = "".join(json.dumps({"question": text, "answer": answer}) + "\n" for text, answer in rows)
+        file.write_text("\ufeff" + lines)  # a byte order mark is none of the data
+        return faults(*functions, part=part, overrides={"data.source": f"file:{file}", **overrides})  # type: ignore[no-any-return]
+
+    return check
+
+
+SUMS: list[tuple[str, Any]] = [(f"{number} + 1 =", str(number + 1)) for number in range(20)]
+
+
+def test_what_is_doubtful_is_a_warning(of_rows: Any) -> None:
+    assert of_rows(SUMS) == ()
+    nones, huge = of_rows(SUMS, "nones", "huge")
+    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 8 rows, with its gold answer")
+    assert "huge: returned 1e+300; float32 cannot hold" in huge
+    (several,) = of_rows([*SUMS, ("1 + 1 =", "3")])
+    assert several.startswith("data.answer_column 'answer': 1 prompt(s) have several gold answers")
+    (long,) = of_rows([*SUMS, ("What is it?", "1" * 5000)], rewards=[{"fn": "math_answer"}])
+    assert "1 gold answer(s) have more than 4000 characters, the first is row 20" in long
+    (same,) = of_rows([(text, "True") for text, _ in SUMS])
+    assert "the constant 'True' scores 1 on average" in same
+    assert of_rows([(text, str(number % 2 == 0)) for number, (text, _) in enumerate(SUMS)]) == ()
+    (few,) = of_rows(SUMS, **{"rollout.num_prompts_per_step": 17})
+    assert few.startswith("rollout.num_prompts_per_step: 17 is more than the 16 training prompts of data.source file:")
+    (fewer,) = of_rows(SUMS, **{"rollout.num_prompts_per_step": 9, "data.size": 10})
+    assert fewer.startswith("rollout.num_prompts_per_step: 9 is more than the 8 training prompts of data.source file:")
+
+
+def test_data_of_which_freezing_would_leave_nothing_are_refused(of_rows: Any) -> None:
+    few = "data.eval_fraction: 0.2 of 1 distinct prompts leaves 1 for training and 0 held out; both need at least 1"
+    same: list[tuple[str, Any]] = [("1 + 0 =", "1")] * 20
+    assert of_rows(same, part="faults") == (few,)
+    long = [(f"{text} " + "and so on " * 20, gold) for text, gold in SUMS]
+    assert of_rows([same[0], *long], part="faults", **{"rollout.max_prompt_tokens": 60}) == (few,)
+    assert of_rows(same, part="faults", **{"data.eval_fraction": 0.0, "evaluation.every_steps": None}) == ()
+
+
+def test_special_files_are_refused(faults: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for name, what in (("folder", "is a folder"), ("pipe", "is no regular file")):
+        (fault,) = faults(overrides={"data.source": f"file:{tmp_path / name}.jsonl"})
+        assert f"{name}.jsonl: {what}; give a file" in fault
+
+
+def test_all_mistakes_are_listed_at_once_and_a_run_without_one_has_none(
+    faults: Any, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = faults("nowhere", overrides={"model.source": "nobody/nothing"})
+    assert [fault.split(":")[0].split()[0] for fault in found] == ["model.source", "rewards.0.fn"]
+    assert require_start(tiny_config(), ()) == ()
+    with pytest.raises(ConfigError, match=r"model\.source 'nobody/nothing'"):
+        require_start(tiny_config({"model.source": "nobody/nothing"}), ())
+    monkeypatch.setenv("HOME", str(Path(sys.executable).parent))
+    assert faults(overrides={"training.python": f"~/{Path(sys.executable).name}"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (["config.json"], "has no config.json"),
+        (["model.safetensors"], "holds no weights"),
+        (["tokenizer.json", "tokenizer_config.json"], "has no tokenizer"),
+    ],
+)
+def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path: Path, lost: list[str], said: str) -> None:
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    require_model(str(folder))
+    for name in lost:
+        (folder / name).unlink()
+    with pytest.raises(ModelError, match=said):
+        require_model(str(folder))
 
 
 def test_folders_into_which_others_can_write_are_not_ones_own(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.conftest import CHAT_TEMPLATE
 pytestmark = pytest.mark.proof
 
 ASKED = {"role": "user", "content": "3+4="}
+TOOL = {"role": "tool", "content": "7"}
 NO_OPENING = CHAT_TEMPLATE.replace("<|assistant|>", "")
 THINKING = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
 INSTRUCTIONS = (  # as Mistral's: the answer follows the question at once
@@ -98,13 +99,6 @@ def test_messages_that_leave_nothing_to_answer_are_refused_with_their_row(desk: 
     assert text in fault
 
 
-def test_results_of_tools_are_answered(desk: Desk) -> None:
-    call = {"role": "assistant", "content": "calculate"}
-    found = desk.check([[ASKED, call, {"role": "tool", "content": "7"}]])
-    assert found.faults == ()
-    assert about_prompts(found) == []
-
-
 def test_the_end_of_the_first_prompt_is_shown_with_its_special_tokens(desk: Desk) -> None:
     config = desk.config(["3+4=", "1+1="]).model_dump(mode="json")
     (desk.folder / "run.yaml").write_text(json.dumps(config))
@@ -152,32 +146,33 @@ def appending_end(desk: Desk) -> None:
     desk.change("tokenizer.json", post_processor=processor)
 
 
-def test_a_prompt_may_not_end_in_what_ends_a_completion(desk: Desk) -> None:
-    appending_end(desk)
-    (fault,) = desk.check(["3+4=", "1+1="], data__chat_template=False).faults
-    assert fault.startswith("row 0: its prompt ends in '<|end|>', which ends a completion (…'3+4=<|end|>')")
-    assert desk.check(["3+4="]).faults == ()  # a template's text gets no special tokens
-
-
-def test_it_may_not_where_a_row_has_it(desk: Desk) -> None:
-    (fault,) = desk.check(["3+4=", "1+1=<|end|>"], data__chat_template=False).faults
-    assert fault.startswith("row 1: its prompt ends in '<|end|>'")
-
-
-def test_it_may_not_where_the_template_has_it_or_the_model_alone_knows_it(desk: Desk) -> None:
-    desk.template(CHAT_TEMPLATE + "<|end|>")
-    assert "ends in '<|end|>'" in desk.check(["3+4="]).faults[0]
-    desk.template(CHAT_TEMPLATE + "<|system|>")
-    assert desk.check(["3+4="]).faults == ()
-    desk.change("generation_config.json", eos_token_id=[1, 2])
-    assert "ends in '<|system|>'" in desk.check(["3+4="]).faults[0]
-
-
-def test_a_template_may_begin_an_answer_with_a_token_that_ends_one(desk: Desk) -> None:
-    desk.change("generation_config.json", eos_token_id=[1, 4])  # 4 is <|assistant|>, as in Phi-3
-    found = desk.check(["3+4="])
-    assert found.faults == ()
-    assert about_prompts(found) == []
+@pytest.mark.parametrize(
+    ("change", "template", "prompt", "fault"),
+    [
+        (None, None, "1+1=<|end|>", "row 1: its prompt ends in '<|end|>', which ends a completion (…'1+1=<|end|>')"),
+        ("post_processor", None, "1+1=", "row 0: its prompt ends in '<|end|>', which ends a completion (…'3+4=<|end|>')"),
+        ("post_processor", CHAT_TEMPLATE, "1+1=", None),  # a template's text gets no special tokens
+        (None, CHAT_TEMPLATE + "<|end|>", "1+1=", "row 0: its prompt ends in '<|end|>'"),
+        (None, CHAT_TEMPLATE + "<|system|>", "1+1=", None),
+        ("eos_token_id", CHAT_TEMPLATE + "<|system|>", "1+1=", "row 0: its prompt ends in '<|system|>'"),  # the model knows it
+        ("eos_token_id", CHAT_TEMPLATE, [ASKED, {"role": "assistant", "content": "calculate"}, TOOL], None),
+    ],
+)
+def test_a_prompt_may_not_end_in_what_ends_a_completion(
+    desk: Desk, change: str | None, template: str | None, prompt: Any, fault: str | None
+) -> None:
+    """But a template may begin an answer with a token that ends one: 4 is <|assistant|>, as in Phi-3."""
+    if change == "post_processor":
+        appending_end(desk)
+    elif change == "eos_token_id":
+        desk.change("generation_config.json", eos_token_id=[1, 2, 4])
+    if template is not None:
+        desk.template(template)
+    found = desk.check(["3+4=", prompt], data__chat_template=template is not None)
+    if fault is None:
+        assert found.faults == ()
+    else:
+        assert found.faults[0].startswith(fault)
 
 
 def test_a_template_that_does_not_begin_the_assistants_turn_is_doubtful(desk: Desk) -> None:

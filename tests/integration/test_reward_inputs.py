@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from grpo_core.data.sources import first_rows
+from grpo_core.data.sources import read_rows
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.journal import Journal
@@ -75,7 +75,7 @@ def test_rehearsal_training_evaluation_and_resume_give_the_same_to_a_function_th
         phases.append(sorted(set(GIVEN)))
         GIVEN.clear()
 
-    dry_run(0, config, untokenized(first_rows(config.data, count), config))
+    dry_run(0, config, untokenized(read_rows(config.data, count), config))
     phase()
     session, state = opened(run_dir), FRESH
     for _ in range(STEPS):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,11 @@ import pytest
 from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.run import memory_fit
-from grpo_core.run.memory_fit import SETTINGS, fit_of, shape_for
-from grpo_core.run.memory_need import memory_need, pass_tokens, states_of
-from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
+from grpo_core.policy.loading import outline_of
+from grpo_core.run import memory
+from grpo_core.run.disk_need import shown_bytes
+from grpo_core.run.memory import SETTINGS, fit_of, memory_need, pass_tokens, states_of
+from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_for, shape_of
 
 ROOT = Path(__file__).parents[2]
 GSM8K = [name for name in preset_names() if name.startswith("gsm8k_qwen25")]
@@ -37,9 +39,9 @@ def test_a_preset_for_a_gpu_fits_it_and_says_so(name):
 
 
 def test_states_are_those_of_three_models_and_two_moments_once_the_reference_moves():
-    assert states_of(config(reference__sync_steps=None), SMALL).bytes == 4 * 10**6 * (2 + 2)
-    assert states_of(config(reference__sync_steps=10**6), SMALL).bytes == 4 * 10**6 * (2 + 2)
-    assert states_of(config(reference__sync_steps=10), SMALL).bytes == 4 * 10**6 * (3 + 2)
+    assert states_of(config(reference__sync_steps=None), SMALL)[0] == 4 * 10**6 * (2 + 2)
+    assert states_of(config(reference__sync_steps=10**6), SMALL)[0] == 4 * 10**6 * (2 + 2)
+    assert states_of(config(reference__sync_steps=10), SMALL)[0] == 4 * 10**6 * (3 + 2)
 
 
 @pytest.mark.parametrize(("limit", "tokens", "of_completions"), [(1, 62, 36), (122, 122, 72), (300, 244, 144)])
@@ -65,21 +67,21 @@ def test_gradients_count_where_there_are_several_micro_batches():
 
 @pytest.mark.parametrize("gigabytes", [19, 24, 30, 50])
 def test_proposed_settings_fit_and_are_the_largest_that_do(gigabytes):
-    asked = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, "training.rollout_rows": 256})
-    shape = KNOWN_SHAPES[asked.model.source]
-    fit = fit_of(asked, shape, gigabytes * 10**9)
-    assert "update" in fit.too_large
-    assert None not in fit.fitting.values()
+    asked = {"training.microbatch_tokens": 65536, "training.rollout_rows": 256}
+
+    def fit(**changes):
+        chosen = load_config("gsm8k_qwen25_0.5b_1gpu", {**asked, **changes})
+        return fit_of(chosen, KNOWN_SHAPES[chosen.model.source], gigabytes * 10**9)
+
+    first = fit()
+    assert "update" in first.too_large
+    assert None not in first.fitting.values()
     values = {}
-    for phase, value in fit.fitting.items():
+    for phase, value in first.fitting.items():
         values[SETTINGS[phase]] = min(value, values.get(SETTINGS[phase], value))
-    mended = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, **values})
-    assert fit_of(mended, shape, gigabytes * 10**9).too_large == ()
-    tokens = values["training.microbatch_tokens"]
-    more = {"training.microbatch_tokens": tokens + 256}
-    assert "update" in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", more), shape, gigabytes * 10**9).too_large
-    assert len(fit.warnings()) == len(fit.too_large)
-    assert all(SETTINGS[phase] in warning for phase, warning in zip(fit.too_large, fit.warnings(), strict=True))
+    assert fit(**values).too_large == ()
+    assert "update" in fit(**{**values, "training.microbatch_tokens": values["training.microbatch_tokens"] + 256}).too_large
+    assert all(SETTINGS[phase] in warning for phase, warning in zip(first.too_large, first.warnings(), strict=True))
 
 
 def test_where_nothing_would_fit_nothing_is_proposed():
@@ -90,26 +92,16 @@ def test_where_nothing_would_fit_nothing_is_proposed():
     assert "no training.microbatch_tokens is small enough" in fit.warnings()[-1]
 
 
-def test_gradient_checkpointing_is_proposed_where_it_makes_the_update_fit():
-    asked = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384})
-    shape = KNOWN_SHAPES[asked.model.source]
-    (warning,) = fit_of(asked, shape, 24 * 10**9).warnings()
-    assert warning.endswith(", or training.gradient_checkpointing=true with training.microbatch_tokens=16384")
-    checkpointed = load_config(
-        "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384, "training.gradient_checkpointing": True}
-    )
-    assert fit_of(checkpointed, shape, 24 * 10**9).warnings() == ()
-    assert memory_need(checkpointed, shape, padded=True).update > states_of(checkpointed, shape).bytes + 4 * shape.parameters
-    few = fit_of(asked, shape, 16 * 10**9)
-    tokens = few.checkpointed_tokens
-    assert tokens is not None
-    assert 256 <= tokens < 16384
-    mended = {"training.microbatch_tokens": tokens, "training.gradient_checkpointing": True}
-    assert "update" not in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", mended), shape, 16 * 10**9).too_large
-    more = {**mended, "training.microbatch_tokens": tokens + 256}
-    assert "update" in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", more), shape, 16 * 10**9).too_large
-    larger = load_config("gsm8k_qwen25_1.5b_80gb", {"training.microbatch_tokens": 16384})
-    assert "checkpointing" not in fit_of(larger, KNOWN_SHAPES[larger.model.source], 24 * 10**9).warnings()[-1]
+def test_gradient_checkpointing_is_proposed_with_what_the_update_needs_then():
+    asked, shape = {"training.microbatch_tokens": 16384}, KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"]
+    fit = fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", asked), shape, 24 * 10**9)
+    again = load_config("gsm8k_qwen25_0.5b_1gpu", {**asked, "training.gradient_checkpointing": True})
+    need = memory_need(again, shape, padded=True).update
+    (warning,) = fit.warnings()
+    assert fit.checkpointed_update == need
+    assert warning.endswith(f", or training.gradient_checkpointing=true, with which it needs {shown_bytes(need)}")
+    assert need > states_of(again, shape)[0] + 4 * shape.parameters
+    assert fit_of(again, shape, 24 * 10**9).warnings() == ()
 
 
 def test_fewer_tokens_never_need_more():
@@ -121,39 +113,36 @@ def test_fewer_tokens_never_need_more():
     assert [need.logps for need in needs] == sorted(need.logps for need in needs)
 
 
-def test_evaluations_sample_as_many_rows_as_the_setting_allows():
-    few = config(evaluation__num_prompts=1, evaluation__samples=1, evaluation__k=[1], probe__every_steps=None)
-    many = config(evaluation__num_prompts=500, evaluation__samples=4, probe__every_steps=None)
-    assert memory_need(many, SMALL, padded=True).rollout > memory_need(few, SMALL, padded=True).rollout
-
-
 def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
-    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: 10 * 10**9)
-    monkeypatch.setattr(memory_fit, "available_memory", lambda: 7 * 10**9)
-    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0+cpu")
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda: 7 * 10**9)
+    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0+cpu")
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0")
+    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0")
     on_gpu = fit_of(config(), SMALL)
     assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
     assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: None)
+    monkeypatch.setattr(memory, "gpu_memory", lambda: None)
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory_fit, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
     unknown = fit_of(config(), SMALL)
     assert (unknown.available, unknown.too_large, unknown.warnings()) == (None, (), ())
 
 
-def test_the_shape_of_a_model_is_read_from_its_files(tiny_model, tmp_path):
+def test_the_shape_of_a_model_is_read_from_its_files_and_its_layers_from_its_outline(tiny_model, tmp_path):
     tiny_model.save_pretrained(tmp_path)
     shape, sizes = shape_of(tmp_path), tiny_model.config
     assert shape.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
     assert (shape.layers, shape.hidden, shape.vocabulary) == (sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size)
     assert shape.key_value == sizes.num_key_value_heads * (sizes.hidden_size // sizes.num_attention_heads)
     assert shape_for(config(model__source=str(tmp_path))) == shape
-    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 3}))
-    assert shape_of(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps({**sizes.to_dict(), "num_experts": 8}))
-    assert shape_of(tmp_path) is None
+    outline = outline_of(tiny_model)
+    assert outline.linear_layers == shape.linear_layers  # those of the Llama family
+    known = shape_of(tmp_path, replace(outline, linear_layers={"h.0.mlp": (3, 4)}, parameters=12))
+    assert (known.parameters, known.linear_layers) == (12, {"h.0.mlp": (3, 4)})
+    for other in ({"n_embd": 3}, {**sizes.to_dict(), "num_experts": 8}):
+        (tmp_path / "config.json").write_text(json.dumps(other))
+        assert shape_of(tmp_path) is None
     assert shape_for(config(model__source="nobody/nothing")) is None
 
 

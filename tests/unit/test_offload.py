@@ -17,8 +17,7 @@ from grpo_core.policy import policy as policy_module
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
-from grpo_core.run.memory_fit import fit_of
-from grpo_core.run.memory_need import memory_need
+from grpo_core.run.memory import fit_of, memory_need
 from grpo_core.run.model_shape import KNOWN_SHAPES
 from grpo_core.run.preflight import memory_faults
 from grpo_core.training.batch import Rollouts

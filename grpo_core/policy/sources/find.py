@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-from grpo_core.errors import ModelError, cause, shown
+from grpo_core.errors import ModelError, cause, name_of, shown
+from grpo_core.machine.hub import ASK_SECONDS
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.sources import bundled, scratch
-from grpo_core.policy.sources.pickled import as_safetensors, safetensors_here
-from grpo_core.policy.sources.weight_files import INDEX, PICKLED, weight_files
+from grpo_core.policy.sources.weight_files import ENTRIES, no_weights, weight_files
 
-CONFIG_FILE = "config.json"
-SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-WEIGHTS = ("*.safetensors", f"*.safetensors{INDEX}")
-PICKLES = (f"pytorch_model*{PICKLED}", f"pytorch_model*{PICKLED}{INDEX}")
-"""What a repository without the former is loaded from."""
+CONFIG_FILE, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", TOKENIZER_CONFIG, "vocab.json", "spiece.model")
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+"""Files that hold it, where `tokenizer_config.json` does not."""
+DOWNLOADED = ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", f"*{ENTRIES[1]}")
 
 
 def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
@@ -29,12 +30,102 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
         return bundled.bundled_model_path(source.removeprefix(bundled.PREFIX))
     if source.startswith(scratch.PREFIX):
         return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
-    folder = folder_of(source) or _download(source, trust_remote_code)
+    folder = folder_of(source) or _download("model.source", source, trust_remote_code)
     if not (folder / CONFIG_FILE).exists():
         raise ModelError(
             f"model.source {source}: the folder has no {CONFIG_FILE}, so it is not a transformers model{policy_beside(folder)}"
         )
-    return as_safetensors(source, folder)
+    weight_files(folder)
+    return folder
+
+
+def resolve_adapter(source: str) -> Path:
+    """Return the local folder of a PEFT adapter: a folder, or a hub id whose files are downloaded.
+
+    Raises:
+        ModelError: nothing usable is found.
+    """
+    folder = folder_of(source) or _download("model.lora.init_from", source)
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise ModelError(
+            f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter"
+            f"{policy_beside(folder)}"
+        )
+    return folder
+
+
+def require_model(source: str) -> None:
+    """Refuse a `model.source` that names nothing, or a folder or repository that is no model; nothing is made or downloaded.
+
+    Raises:
+        ModelError: says what is missing, or that the hub cannot be asked.
+    """
+    if source.startswith(bundled.PREFIX):
+        bundled.require_bundled(source.removeprefix(bundled.PREFIX))
+    elif source.startswith(scratch.PREFIX):
+        scratch.require_recipe(source.removeprefix(scratch.PREFIX))
+    elif (folder := model_here(source)) is None:
+        if fault := _missing(files_on_hub("model.source", source)):
+            raise ModelError(f"model.source {shown(source)}: the hub's repository {fault}")
+    else:
+        if fault := _missing({file.name for file in folder.iterdir() if file.is_file()}):
+            raise ModelError(f"model.source {name_of(source, 200)}: the folder {fault}{policy_beside(folder)}")
+        weight_files(folder)
+
+
+def lacks_chat_template(source: str) -> bool:
+    """Return whether a model is known to have no chat template, as far as it is here; what is made here has none."""
+    folder = model_here(source)
+    if folder is None:
+        return source.startswith(scratch.PREFIX)
+    if any((folder / name).exists() for name in TEMPLATES):
+        return False
+    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
+    return "chat_template" not in settings
+
+
+def files_on_hub(key: str, source: str) -> set[str]:
+    """Return the names of a repository's files.
+
+    Args:
+        key: of the configuration, for the message.
+        source: its value, which is no folder here.
+
+    Raises:
+        ModelError: it is no hub id, or the hub does not answer or does not give it.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return {file.rfilename for file in HfApi().model_info(source, timeout=ASK_SECONDS).siblings or []}
+    except HFValidationError as error:
+        raise ModelError(f"{key} {shown(source)}: is neither a folder nor a hub id such as org/name") from error
+    except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad token
+        raise ModelError(
+            f"{key} {shown(source)}: is no folder, is not in the hub's cache on this machine, and the hub does not give it "
+            f"({type(error).__name__}: {cause(error, 160)}); check the spelling, connect to the network, accept its terms, or "
+            "set HF_TOKEN"
+        ) from error
+
+
+def model_here(source: str) -> Path | None:
+    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
+    if source.startswith(bundled.PREFIX):
+        return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
+    if source.startswith(scratch.PREFIX):
+        name = source.removeprefix(scratch.PREFIX)
+        return scratch.scratch_model_path(name) if name == scratch.NAME and scratch.is_made(source) else None
+    return folder_of(source) or _downloaded(source)
+
+
+def folder_of(source: str) -> Path | None:
+    """Return the folder that a `model.source` names; None where it names none."""
+    try:
+        folder = Path(source).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
+        return None
 
 
 def policy_beside(folder: Path) -> str:
@@ -48,35 +139,11 @@ def policy_beside(folder: Path) -> str:
     return f"; its policy is {policy}"
 
 
-def resolve_adapter(source: str) -> Path:
-    """Return the local folder of a PEFT adapter: a folder, or a hub id whose files are downloaded.
-
-    Raises:
-        ModelError: nothing usable is found.
-    """
-    folder = folder_of(source) or _download(source, trust_remote_code=False, key="model.lora.init_from")
-    if not (folder / ADAPTER_CONFIG).exists():
-        raise ModelError(
-            f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter"
-            f"{policy_beside(folder)}"
-        )
-    return folder
-
-
-def model_here(source: str) -> Path | None:
-    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
-    folder = files_here(source)
-    return None if folder is None else safetensors_here(folder)
-
-
-def files_here(source: str) -> Path | None:
-    """Return the folder in which a model is that needs no more than to be converted."""
-    if source.startswith(bundled.PREFIX):
-        return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
-    if source.startswith(scratch.PREFIX):
-        name = source.removeprefix(scratch.PREFIX)
-        return scratch.scratch_model_path(name) if name in scratch.RECIPES and scratch.is_made(source) else None
-    return folder_of(source) or _downloaded(source)
+def _missing(names: set[str]) -> str | None:
+    """Return what a list of file names lacks to be a model; None where nothing is."""
+    if CONFIG_FILE not in names:
+        return f"has no {CONFIG_FILE}, so it is not a transformers model"
+    return no_weights(names) or (None if names & set(TOKENIZERS) else f"has no tokenizer ({', '.join(TOKENIZERS)})")
 
 
 def _downloaded(source: str) -> Path | None:
@@ -90,27 +157,13 @@ def _downloaded(source: str) -> Path | None:
     return folder
 
 
-def folder_of(source: str) -> Path | None:
-    """Return the folder that a `model.source` names; None where it names none."""
-    try:
-        folder = Path(source).expanduser()
-        return folder if folder.is_dir() else None
-    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
-        return None
-
-
-def _download(source: str, trust_remote_code: bool, key: str = "model.source") -> Path:
+def _download(key: str, source: str, trust_remote_code: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [*SMALL_FILES, *WEIGHTS, *(["*.py"] if trust_remote_code else [])]
-    made_here = f"a bundled model (needs the prefix {bundled.PREFIX!r}), a recipe ({scratch.PREFIX!r}), "
     try:
-        folder = Path(snapshot_download(source, allow_patterns=wanted))
-        has_weights = any(folder.glob(WEIGHTS[0]))
-        return folder if has_weights else Path(snapshot_download(source, allow_patterns=[*wanted, *PICKLES]))
+        return Path(snapshot_download(source, allow_patterns=[*DOWNLOADED, *(["*.py"] if trust_remote_code else [])]))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"{key} {shown(source)} cannot be used. Tried: {made_here if key == 'model.source' else ''}"
-            f"a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
-            "Check the spelling, or give a local path"
+            f"{key} {shown(source)} cannot be used: it is no folder, and the hub does not give it ({type(error).__name__}: "
+            f"{cause(error)}). Check the spelling, or give a local path"
         ) from error

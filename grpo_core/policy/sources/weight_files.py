@@ -1,4 +1,4 @@
-"""Which files hold the weights of a folder: what is downloaded, converted, counted, compared and loaded are these."""
+"""Which files hold the weights of a folder: what is downloaded, counted, compared and loaded are these."""
 
 import hashlib
 import json
@@ -8,12 +8,13 @@ from pathlib import Path
 from grpo_core.errors import ModelError, cause, few_names, name_of, raised_as
 from grpo_core.machine.disk import sha256_of
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.tensor_file import StoredTensor, stored_tensors
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
-INDEX, PICKLED = ".index.json", ".bin"
-ENTRIES = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
+INDEX = ".index.json"
+ENTRIES = ("model.safetensors", f"model.safetensors{INDEX}")
 """Where transformers begins to read a model: the first of these that is there."""
+PICKLES = ("pytorch_model.bin", f"pytorch_model.bin{INDEX}")
+"""What it would read without them: not here, as reading a pickle may run the code of whoever has made it."""
 NAMED_BY_CONFIG = "transformers_weights"
 """Key of config.json that names another one."""
 COMPUTES_NOTHING = (
@@ -23,41 +24,38 @@ COMPUTES_NOTHING = (
 """Settings of an adapter that name something, or matter while it is made: with others it computes the same."""
 
 
-def weights_entry(names: Collection[str]) -> str | None:
-    """Return the file with which a model's weights begin, an index or the only one; None where there is none."""
-    return next((name for name in ENTRIES if name in names), None)
+def no_weights(names: Collection[str]) -> str | None:
+    """Return that a list of a model's file names holds no weights that are read here; None where it does."""
+    if set(ENTRIES) & set(names):
+        return None
+    if pickles := sorted(set(PICKLES) & set(names)):
+        return (
+            f"has its weights as a pickle ({pickles[0]}), which can hold code; save it as safetensors: "
+            "AutoModelForCausalLM.from_pretrained(source).save_pretrained(folder)"
+        )
+    return f"holds no weights ({', '.join(ENTRIES)})"
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the files that the weights of a model or an adapter are read from, by name.
 
     Raises:
-        ModelError: there is none, or the index cannot be read or names a file that is missing.
+        ModelError: there is none, they are pickles, or the index cannot be read or names a file that is missing.
     """
     what, names = name_of(str(folder), 200), {file.name for file in folder.iterdir() if file.is_file()}
     try:
         config = read_json(folder / "config.json") if "config.json" in names else {}
         named = config.get(NAMED_BY_CONFIG) if isinstance(config, dict) else None
-        entry = str(named) if named else weights_entry(names) or ADAPTER_WEIGHTS
+        entry = str(named or next((name for name in (*ENTRIES, ADAPTER_WEIGHTS) if name in names), ""))
         weight_map = read_json(folder / entry)["weight_map"].values() if entry.endswith(INDEX) else (entry,)
         parts = sorted({str(name) for name in weight_map})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{what}: which files are its weights cannot be read ({cause(error)})") from error
-    if entry == ADAPTER_WEIGHTS and entry not in names:
-        raise ModelError(f"{what}: holds no weights ({', '.join(ENTRIES)})")
+    if not entry or not entry.endswith((".safetensors", INDEX)):
+        raise ModelError(f"{what}: {no_weights(names) or f'{entry} is no safetensors file'}")
     if missing := [name for name in parts if name not in names]:
         raise ModelError(f"{what}: {entry} names {few_names(missing, 3)}, which the folder lacks; copy or download it again")
     return tuple(folder / name for name in parts)
-
-
-def tensors_in(folder: Path) -> dict[str, StoredTensor]:
-    """Return {name: tensor} of the weights of a folder, from their headers.
-
-    Raises:
-        ModelError: there are none.
-        OSError, ValueError: a file cannot be read, or is no safetensors file.
-    """
-    return {name: tensor for file in weight_files(folder) for name, tensor in stored_tensors(file).items()}
 
 
 def weights_digest(folder: Path) -> str:

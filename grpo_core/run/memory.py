@@ -1,4 +1,4 @@
-"""How much memory the phases of a step need, known before they run: from the configuration and the shape of the model.
+"""How much memory the phases of a step need, known before they run, whether a device has it, and with which settings it would.
 
     states   = 4 bytes x parameters x (policy, reference, initial policy once a sync made it another, two moments of AdamW)
                (`reference.offload` on a GPU: policy and moments; a pass under another policy has its weights beside them)
@@ -9,7 +9,7 @@
                (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
 States, logits and the cache are exact. What a layer keeps is `kept_by_layer` for each token, right within a quarter. With
-`model.lora` the base is there once, and what is trained and copied is the adapter (`adapter_size.py`):
+`model.lora` the base is there once, and what is trained and copied is the adapter:
 
     states   = base, its adapted matrices in the compute type and the rest in fp32
                + 4 bytes x (adapter x (policy, initial policy, two moments of AdamW) + the reference once it has moved)
@@ -18,17 +18,30 @@ Measured on a CPU against the peaks of allocated tensors: tests/integration/test
 beyond tensors is no part of it, nor is what the process had before.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import measures_full_kl, reference_moves, takes_full_kl
+from grpo_core.machine.gpus import gpu_memory
+from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
-from grpo_core.run.adapter_size import AdapterSize, adapter_size
 from grpo_core.run.disk_need import MOMENTS, shown_bytes
-from grpo_core.run.model_shape import ModelShape
+from grpo_core.run.model_shape import AdapterSize, ModelShape, adapter_size
 
 FLOAT, HALF = 4, 2
 """Bytes."""
+TOKENS_AT_A_TIME = 256
+"""`training.microbatch_tokens` is proposed as a multiple of this."""
+SETTINGS = {
+    "rollout": "training.rollout_rows",
+    "logps": "training.microbatch_tokens",
+    "update": "training.microbatch_tokens",
+}
+"""What decides the memory of a phase."""
+GPU_SHARE, GPU_TAKEN = 0.92, 800_000_000
+"""Of a GPU's memory: what fragments leave, less what CUDA and its libraries take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +66,7 @@ def memory_need(config: RunConfig, shape: ModelShape, *, padded: bool) -> Memory
         shape: of its model.
         padded: whether completions are padded in a pass (`why_padded`): on a GPU, and on a CPU where the model asks for it.
     """
-    states = states_of(config, shape).bytes
+    states, _ = states_of(config, shape)
     visiting = FLOAT * shape.parameters if config.reference.offload else 0
     return MemoryNeed(
         states=states,
@@ -67,32 +80,23 @@ def acting_on(config: RunConfig, *, on_gpu: bool) -> RunConfig:
     """Return a configuration as it acts on a GPU or a CPU, where nothing is offloaded."""
     if on_gpu or not config.reference.offload:
         return config
-    return config.model_copy(update={"reference": config.reference.model_copy(update={"offload": False})})
+    return _with(config, "reference", "offload", False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
-    """What stays for the whole run."""
-
-    bytes: int
-    formula: str
-    """`4 bytes x 134,515,008 parameters x 4 (policy, reference, two moments of AdamW)`."""
-
-
-def states_of(config: RunConfig, shape: ModelShape) -> States:
-    """Return what stays for the whole run."""
+def states_of(config: RunConfig, shape: ModelShape) -> tuple[int, str]:
+    """Return (bytes, formula with its numbers) of what stays for the whole run."""
     moves, adapter = reference_moves(config), adapter_size(config, shape.linear_layers)
     if adapter is None:
         held = ["reference", "initial policy"][: 0 if config.reference.offload else 1 + moves]
         models = 1 + len(held) + MOMENTS
         weights = f"{shape.parameters:,} parameters x {models} ({', '.join(['policy', *held, 'two moments of AdamW'])})"
-        return States(bytes=FLOAT * shape.parameters * models, formula=f"{FLOAT} bytes x {weights}")
+        return FLOAT * shape.parameters * models, f"{FLOAT} bytes x {weights}"
     base = FLOAT * shape.parameters - (FLOAT - compute_bytes(config)) * adapter.adapted
     copies, reference = 2 + MOMENTS, FLOAT * adapter.reference * moves
     first = "initial policy" if moves else "reference"
     formula = f"base {shown_bytes(base)} + {FLOAT} bytes x {adapter.weights:,} weights of the adapter x {copies} "
     formula += f"(policy, {first}, two moments of AdamW)" + (f" + reference {shown_bytes(reference)}" if moves else "")
-    return States(bytes=base + FLOAT * adapter.weights * copies + reference, formula=formula)
+    return base + FLOAT * adapter.weights * copies + reference, formula
 
 
 def compute_bytes(config: RunConfig) -> int:
@@ -200,3 +204,109 @@ def kept_by_layer(shape: ModelShape, half: int, adapter: AdapterSize | None = No
 def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:
     """Return the bytes of weights as autocast keeps them for a phase: of those that are trained."""
     return half * (shape.matrices if adapter is None else adapter.weights) if half == HALF else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a run needs beside what there is: `available` bytes for tensors, None where that is not known.
+
+    `fitting` holds the phases that do not fit, each with the largest value of its setting (`SETTINGS`) that would, None = none
+    would. `offloaded_states` are the bytes of the states with `reference.offload`, where that is not set and would act;
+    `checkpointed_update` those of an update that does not fit, with `training.gradient_checkpointing`.
+    """
+
+    need: MemoryNeed
+    available: int | None
+    states_formula: str
+    fitting: Mapping[str, int | None]
+    offloaded_states: int | None = None
+    checkpointed_update: int | None = None
+
+    @property
+    def too_large(self) -> tuple[str, ...]:
+        """The phases that do not fit."""
+        return tuple(self.fitting)
+
+    def as_json(self) -> dict[str, object]:
+        """Return it for a machine to read."""
+        return {
+            "states": self.need.states,
+            "states_formula": self.states_formula,
+            **self.need.phases(),
+            "available": self.available,
+            "too_large": list(self.too_large),
+            "remedies": [self._remedy(phase) for phase, value in self.fitting.items() if value is not None],
+            "checkpointed_update": self.checkpointed_update,
+        }
+
+    def __str__(self) -> str:
+        """Return one line about the need."""
+        phases = ", ".join(f"{phase} {shown_bytes(needed)}" for phase, needed in self.need.phases().items())
+        there = "" if self.available is None else f"; {shown_bytes(self.available)} are there"
+        return f"states {shown_bytes(self.need.states)}; at most, with them: {phases}{there}"
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning for each phase that does not fit."""
+        return tuple(
+            f"memory: the phase {phase} needs {shown_bytes(self.need.phases()[phase])}, and {shown_bytes(self.available or 0)} "
+            f"are there; {self._remedy(phase)}"
+            for phase in self.too_large
+        )
+
+    def _remedy(self, phase: str) -> str:
+        value = self.fitting[phase]
+        smaller = f"no {SETTINGS[phase]} is small enough" if value is None else f"set {SETTINGS[phase]}={value}"
+        if phase != "update" or self.checkpointed_update is None:
+            return smaller
+        return (
+            f"{smaller}, or training.gradient_checkpointing=true, with which it needs {shown_bytes(self.checkpointed_update)}"
+        )
+
+
+def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = None) -> Fit:
+    """Compare what a run needs with its device.
+
+    Args:
+        config: of the run.
+        shape: of its model.
+        device_memory: bytes of a GPU that is not here; None = the device that the run would take here.
+    """
+    on_gpu = device_memory is not None or will_use_gpu(config)
+    config = acting_on(config, on_gpu=on_gpu)
+    total = device_memory if device_memory is not None else gpu_memory() if on_gpu else available_memory()
+    available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
+    need, (_, formula) = memory_need(config, shape, padded=on_gpu), states_of(config, shape)
+    too_large = [] if available is None else [phase for phase, needed in need.phases().items() if needed > available]
+    offload = not config.reference.offload and config.model.lora is None and config.training.engine != "trl" and on_gpu
+    checkpointing = "update" in too_large and not config.training.gradient_checkpointing
+    return Fit(
+        need=need,
+        available=available,
+        states_formula=formula,
+        fitting={phase: _largest(config, shape, phase, available or 0, padded=on_gpu) for phase in too_large},
+        offloaded_states=states_of(_with(config, "reference", "offload", True), shape)[0] if offload else None,
+        checkpointed_update=memory_need(_with(config, "training", "gradient_checkpointing", True), shape, padded=on_gpu).update
+        if checkpointing
+        else None,
+    )
+
+
+def will_use_gpu(config: RunConfig) -> bool:
+    """Return whether a run would take a GPU of this machine."""
+    device = config.training.device
+    return device == "cuda" or (device == "auto" and not version("torch").endswith("+cpu") and gpu_memory() is not None)
+
+
+def _largest(config: RunConfig, shape: ModelShape, phase: str, available: int, *, padded: bool) -> int | None:
+    """Return the largest value of a phase's setting with which it fits; None = none."""
+    field = SETTINGS[phase].removeprefix("training.")
+    unit = config.rollout.group_size if phase == "rollout" else TOKENS_AT_A_TIME
+    for value in range(getattr(config.training, field) // unit * unit, 0, -unit):
+        if memory_need(_with(config, "training", field, value), shape, padded=padded).phases()[phase] <= available:
+            return value
+    return None
+
+
+def _with(config: RunConfig, section: str, field: str, value: object) -> RunConfig:
+    """Return a configuration with another value of a key."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update={field: value})})
