@@ -119,7 +119,8 @@ def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
         axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)
     axes.axvline(0, color="0.2", linewidth=1)
-    axes.set_yticks(range(len(contrasts)), [found.name for found in contrasts])
+    names = [found.name if len(found.name) <= 40 else f"{found.name[:39]}…" for found in contrasts]
+    axes.set_yticks(range(len(contrasts)), names)
     axes.set(ylim=(len(contrasts) - 0.4, -0.6), xlabel="paired difference in the objective")
     axes.grid(alpha=0.3, axis="x")
     # The intervals that hold all at once can be tens of times as wide; what matters is near 0 and near the means.
