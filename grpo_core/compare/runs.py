@@ -12,11 +12,11 @@ from grpo_core.config import RunConfig
 from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
 from grpo_core.machine.marker import read_marker
-from grpo_core.plain_text import visible
 from grpo_core.run.curves import RunCurves
 from grpo_core.run.opened import Run
 from grpo_core.sweep.display import KNOB_NAMES, arm_name, level_name
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
+from grpo_core.text import visible
 
 MOST_RUNS = 60
 """More lines cannot be told apart, and the page becomes slow."""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 
 DPI = 120
 WORDY = frozenset(

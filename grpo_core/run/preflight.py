@@ -21,7 +21,6 @@ from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.outline import Outline, beyond_positions
 from grpo_core.policy.sources.availability import lacks_chat_template, require_model
 from grpo_core.policy.sources.find import model_here
-from grpo_core.redaction import kept_uri
 from grpo_core.run.adapter_check import AdapterSummary, adapter_faults, adapter_summary, adapter_warnings
 from grpo_core.run.announce import require_disk
 from grpo_core.run.disk_need import kept_weights, shown_bytes
@@ -30,6 +29,7 @@ from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.model_check import Looked, looking_at_model
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.run.rehearsing import rehearsing
+from grpo_core.text import kept_uri
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""

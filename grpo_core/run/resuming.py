@@ -5,7 +5,6 @@ from pathlib import Path
 from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.plain_text import shell_word
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import Checked, check_run
@@ -13,6 +12,7 @@ from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.process_state import process_runs
 from grpo_core.run.summary import lost_completions, run_state
+from grpo_core.text import shell_word
 
 
 def check_resumable(run_dir: RunDir) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from grpo_core.plain_text import visible
 from grpo_core.pages.page import save_picture
 from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.statistics.runs import SweepFacts
+from grpo_core.text import visible
 
 LEVELS = (
     "$\\frac{1}$ $x$",
