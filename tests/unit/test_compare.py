@@ -29,7 +29,7 @@ from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
 from grpo_core.sweep.statistics.runs import SweepRuns
 from tests.compared import STEPS, step_figures, write_compared
-from tests.unit.test_hostile_report import Page
+from tests.support.pages import Page
 from tests.unit.test_sweep_report import FACTS
 
 BETAS = (0.0, 0.04, 0.1)

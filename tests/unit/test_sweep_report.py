@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,6 +31,7 @@ from grpo_core.sweep.report.tables import interaction_table, outcome_table
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.statistics.findings import best_arm, check_bound, find, shrunken_means
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns
+from tests.support.pages import Page
 
 BETA, GROUP, SYNC = KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
@@ -509,35 +509,13 @@ def test_a_level_is_a_mean_of_the_same_runs_at_every_step() -> None:
     assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx(np.arange(1, 21) / 20)] * 2
 
 
-class Page(HTMLParser):
-    """What a page consists of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
 def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -> None:
     frame = grid(effect=-0.2)
     written = write_report(FACTS, frame, *curves(frame), tmp_path, comparison="compare/compare.html")
     page = Page(written.page.read_text())
-    assert page.open == []
-    images, links = page.all("img"), [link["href"] or "" for link in page.all("a")]
+    images, links = page.all("img"), [link["href"] for link in page.all("a")]
     assert len(images) == len(list(tmp_path.glob("*.png"))) == 12
-    assert all((image["src"] or "").startswith("data:image/png;base64,") and image["alt"] for image in images)
+    assert all(image["src"].startswith("data:image/png;base64,") and image["alt"] for image in images)
     assert {link[1:] for link in links if link.startswith("#")} <= {section.get("id") for section in page.all("section")}
     assert "compare/compare.html" in links
     assert not page.all("script") + page.all("link")
