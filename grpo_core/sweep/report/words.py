@@ -84,7 +84,8 @@ def _amount(found: Difference) -> str:
     """Return the difference as a positive one, with its interval, and that for new prompts."""
     sign = -1 if found.estimate.mean < 0 else 1
     new = "" if math.isnan(found.new_prompts[0]) else f" (on new prompts {new_prompts_text(found, sign)})"
-    return estimate_text(found.estimate, sign) + new
+    same = ", the same in every seed" if found.estimate.spread == "constant" else ""
+    return estimate_text(found.estimate, sign) + same + new
 
 
 def _on_these_prompts(sweep: SweepRuns, lines: Sequence[str], outcome: str = "objective") -> list[str]:
