@@ -7,10 +7,9 @@ from prefect import get_client
 from prefect.runtime import flow_run
 
 from grpo_core.config import run_name
-from grpo_core.plain_text import visible
-from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import StoredSweep
+from grpo_core.text import redact_uri, visible
 from tasks.away import prefect_may_be_away
 from tasks.process.context import worker_tags
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from grpo_core.machine.output import ignore_broken_pipe
-from grpo_core.plain_text import for_terminal, visible
-from grpo_core.redaction import redact_uri
 from grpo_core.run.journal import finite
+from grpo_core.text import for_terminal, redact_uri, visible
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 

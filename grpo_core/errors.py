@@ -29,8 +29,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from grpo_core.plain_text import for_terminal
-from grpo_core.redaction import redact_uri
+from grpo_core.text import for_terminal, redact_uri
 
 MAX_FAULTS = 10
 MAX_FAULT_CHARACTERS = 600

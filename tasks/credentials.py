@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from grpo_core.errors import ConfigError, TrackingError
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import HIDDEN, kept_uri
+from grpo_core.text import HIDDEN, kept_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 USER_VARIABLE, PASSWORD_VARIABLE, AUTH_VARIABLE = (

@@ -5,7 +5,7 @@ MLflow opens an experiment on its "GenAI" page unless the address names the othe
 
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from grpo_core.redaction import kept_uri
+from grpo_core.text import kept_uri
 from tasks.process.context import prefect_is_embedded
 
 LOCAL_UI = "http://127.0.0.1:5000"

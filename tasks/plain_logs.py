@@ -7,7 +7,7 @@ import logging
 import traceback
 from typing import Any
 
-from grpo_core.plain_text import for_terminal
+from grpo_core.text import for_terminal
 
 
 class PlainRecord(logging.LogRecord):

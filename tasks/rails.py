@@ -17,10 +17,10 @@ from grpo_core.config.presets import FOLDERS, find_sweep
 from grpo_core.config.vllm_limits import SERVER_VARIABLE
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import kept_uri
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, allowed_roots
 from grpo_core.sweep.plan import Plan, load_sweep
 from grpo_core.sweep.schema import STUDY_VARIABLE
+from grpo_core.text import kept_uri
 from tasks.credentials import ALLOWED_VARIABLE as ALLOWED_ADDRESSES_VARIABLE
 from tasks.credentials import allowed_addresses, environment_uri, is_same_address
 from tasks.process.context import is_deployed

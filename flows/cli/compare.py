@@ -38,7 +38,7 @@ def compare(
 
     with messages_to_stderr(as_json), located_runs(runs) as given:
         comparison = compare_sources(given)
-        echo_warnings([*(f"not compared: {one.source.given}: {one.fault}" for one in comparison.unread), *comparison.notes])
+        echo_warnings([*(f"not compared: {name}: {why}" for name, why in comparison.unread.items()), *comparison.notes])
         if as_json:
             if out is not None:
                 write_comparison(comparison, out)

@@ -219,8 +219,8 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _cells(entry: "Listed") -> tuple[str, ...]:
-    from grpo_core.plain_text import visible
     from grpo_core.run.disk_need import shown_bytes
+    from grpo_core.text import visible
 
     done = "" if entry.fault is not None or not entry.total else f"{entry.done}/{entry.total}"
     runs_of = " runs" if entry.kind == "sweep" and done else ""

@@ -35,8 +35,8 @@ from flows.stack.commands import HOST, HOSTS_VARIABLE, loopback_hosts, past_prox
 from flows.stack.embedded_server import GRACE_SECONDS
 from grpo_core.errors import MAX_FAULT_CHARACTERS, StackError, cause, raised_as
 from grpo_core.machine.disk import FILE_MODE, private_folder
-from grpo_core.redaction import redact_uri
 from grpo_core.run.child import python_path
+from grpo_core.text import redact_uri
 from tasks.process.context import EMBEDDED_VARIABLE
 
 START_SECONDS = 300.0

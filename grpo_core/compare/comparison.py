@@ -1,22 +1,25 @@
 """What is known of several runs side by side, and the one JSON document of which page, tables and `--json` are made."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_core.compare.differences import (
-    PromptDifference,
-    RunDifference,
-    SeedDifference,
-    first_differences,
-    group_runs,
-    prompt_differences,
-    seed_differences,
+import pandas
+
+from grpo_core.compare.differences import RunDifference, first_difference, group_runs, prompt_differences, seed_differences
+from grpo_core.compare.runs import (
+    COLOURS,
+    DASHES,
+    ComparedRun,
+    Settings,
+    Source,
+    differing_settings,
+    find_sources,
+    name_lines,
+    open_runs,
 )
-from grpo_core.compare.runs import ENDED, ComparedRun, Source, UnreadRun, find_sources, open_runs, with_looks
-from grpo_core.compare.settings import Setting, differing_settings
 from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import CURVE_KINDS, Curve
 from grpo_core.run.journal import now
@@ -34,18 +37,13 @@ class RunComparison:
     title: str
     made: str
     runs: tuple[ComparedRun, ...]
-    unread: tuple[UnreadRun, ...]
-    settings: tuple[Setting, ...]
-    """In which the runs differ; values in the order of `runs`."""
+    unread: Mapping[str, str]
+    """What was given for a run that could not be read -> its fault."""
+    settings: Settings
     notes: tuple[str, ...]
     firsts: tuple[RunDifference, ...]
-    over_seeds: tuple[SeedDifference, ...]
-    over_prompts: tuple[PromptDifference, ...]
-
-    @property
-    def have_ended(self) -> bool:
-        """Whether the training of every run has."""
-        return all(one.run.state in ENDED for one in self.runs)
+    over_seeds: pandas.DataFrame
+    over_prompts: pandas.DataFrame
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -55,14 +53,14 @@ class RunComparison:
             "version": VERSION,
             "title": self.title,
             "made": self.made,
-            "have_ended": self.have_ended,
+            "have_ended": all(one.run.state not in {"not started", "running"} for one in self.runs),
             "metrics": metrics,
             "runs": [_run(one) for one in self.runs],
-            "not_read": [{"run": one.source.given, "fault": one.fault} for one in self.unread],
-            "settings": [asdict(one) for one in self.settings],
+            "not_read": [{"run": given, "fault": fault} for given, fault in self.unread.items()],
+            "settings": [{"key": key, "values": values} for key, values in self.settings.items()],
             "first_differences": [_first(one) for one in self.firsts],
-            "paired_over_seeds": [asdict(one) for one in self.over_seeds],
-            "paired_over_prompts": [asdict(one) for one in self.over_prompts],
+            "paired_over_seeds": self.over_seeds.to_dict("records"),
+            "paired_over_prompts": self.over_prompts.to_dict("records"),
             "notes": self.notes,
         }
         return {key: _as_json(value) for key, value in document.items()}
@@ -86,18 +84,21 @@ def compare_sources(given: Sequence[Source], title: str | None = None) -> RunCom
     """
     sources, notes = find_sources(given)
     opened, unread = open_runs(sources)
-    settings = differing_settings([run.config for _, run, _ in opened])
-    runs = with_looks(opened, settings)
+    settings = differing_settings([one.run.config for one in opened])
+    labels = name_lines(settings, [one.run for one in opened])
+    runs = tuple(
+        replace(one, label=label, colour=COLOURS[at % len(COLOURS)], dash=DASHES[at // len(COLOURS) % len(DASHES)])
+        for at, (one, label) in enumerate(zip(opened, labels, strict=True))
+    )
     groups = group_runs(runs, settings)
-    labels = [one.label for one in runs]
     return RunComparison(
         title=title or (f"Comparison of {len(runs)} runs" if len(runs) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"),
         made=now(),
         runs=runs,
-        unread=tuple(unread),
+        unread=unread,
         settings=settings,
-        notes=(*notes, *_notes(runs), *kl_lines(one.key for one in settings)),
-        firsts=first_differences(runs),
+        notes=(*notes, *_notes(runs), *kl_lines(settings)),
+        firsts=tuple(first_difference(runs[0], other) for other in runs[1:]),
         over_seeds=seed_differences(groups),
         over_prompts=prompt_differences(groups),
     )
@@ -124,11 +125,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "colour": compared.colour,
         "dash": compared.dash,
         "curves": {key: _curve(curve) for key, curve in compared.curves.curves.items()},
-        "syncs": {
-            "steps": syncs.steps.tolist(),
-            "kl_before": syncs.kl_before.tolist(),
-            "kl_after": syncs.kl_after.tolist(),
-        },
+        "syncs": {key: getattr(syncs, key).tolist() for key in ("steps", "kl_before", "kl_after")},
     }
 
 
@@ -148,9 +145,7 @@ def _first(found: RunDifference) -> dict[str, Any]:
 
 
 def _figure(found: FigureDifference | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"step": found.step, "metric": found.key, "against": found.before, "run": found.now}
+    return None if found is None else {"step": found.step, "metric": found.key, "against": found.before, "run": found.now}
 
 
 def _as_json(value: Any) -> Any:

@@ -8,13 +8,12 @@ policies is, not between their settings.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas
 
-from grpo_core.compare.runs import ComparedRun
-from grpo_core.compare.settings import SEED, Setting, name_groups
+from grpo_core.compare.runs import SEED, ComparedRun, Settings, name_group, numbered
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
@@ -32,6 +31,9 @@ REWARD = "reward/mean"
 ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy"
 OUTCOMES = (REWARD, ACCURACY, "kl/ref/drift", "kl/init/drift", "kl/probe/full_init", "completion/tokens/mean")
 """What is compared at the end of runs, by metric."""
+OVER_SEEDS = ("metric", "group", "against", "n", "seeds", "mean", "low", "high", "p", "holm_p")
+"""Columns: the 95 % interval is NaN with one seed; `holm_p` is corrected for all groups that are compared in the metric."""
+OVER_PROMPTS = ("run", "against", "n", "mean", "low", "high")
 
 Shared = tuple[int, str]
 """Seed, and digest of the frozen prompts: what two runs must share to be a pair."""
@@ -52,43 +54,8 @@ class RunDifference:
     """The first figure of completions that differs: from there on the runs have sampled other tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeedDifference:
-    """How far a group of runs differs from the first one at the end of what each pair shares."""
-
-    metric: str
-    group: str
-    against: str
-    n: int
-    seeds: tuple[int, ...]
-    mean: float
-    low: float
-    """Of the 95 % interval; NaN with one seed."""
-    high: float
-    p: float
-    holm_p: float
-    """Corrected for all groups that are compared in this metric."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptDifference:
-    """How far the held-out accuracy of two final policies differs, on the prompts that both were evaluated on."""
-
-    run: str
-    against: str
-    n: int
-    mean: float
-    low: float
-    high: float
-
-
-def first_differences(runs: Sequence[ComparedRun]) -> tuple[RunDifference, ...]:
-    """Compare each run with the first one, figure by figure in the order of the journal; times and memory are left out."""
-    first, *others = runs
-    return tuple(_first_difference(first, other) for other in others)
-
-
-def _first_difference(first: ComparedRun, other: ComparedRun) -> RunDifference:
+def first_difference(first: ComparedRun, other: ComparedRun) -> RunDifference:
+    """Compare two runs figure by figure in the order of the journal; times and memory are left out."""
     # Other rewards give the same completions another score.
     same_rewards = first.run.config.rewards == other.run.config.rewards
     of_completions, found = (*LENGTHS, REWARD) if same_rewards else LENGTHS, list[FigureDifference]()
@@ -106,58 +73,47 @@ def _first_difference(first: ComparedRun, other: ComparedRun) -> RunDifference:
     )
 
 
-def group_runs(runs: Sequence[ComparedRun], settings: Sequence[Setting]) -> Groups:
+def group_runs(runs: Sequence[ComparedRun], settings: Settings) -> Groups:
     """Return the runs by their settings without the seed; of several with one seed, which repeat each other, the longest."""
     members: dict[str, dict[Shared, ComparedRun]] = {}
-    values: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
     for index, compared in enumerate(runs):
         try:
             shared = compared.run.config.training.seed, read_manifest(compared.run.dir.data).digest
         except GrpoError:  # its prompts are not known
             continue
-        of_run = {one.key: one.values[index] for one in settings if one.key != SEED}
-        values[repr(of_run)] = of_run
+        of_run = {key: values[index] for key, values in settings.items() if key != SEED}
+        names[repr(of_run)] = name_group(of_run)
         group = members.setdefault(repr(of_run), {})
         if shared not in group or compared.run.last_step > group[shared].run.last_step:
             group[shared] = compared
-    return dict(zip(name_groups(list(values.values())), members.values(), strict=True))
+    return dict(zip(numbered(list(names.values())), members.values(), strict=True))
 
 
-def seed_differences(groups: Groups) -> tuple[SeedDifference, ...]:
+def seed_differences(groups: Groups) -> pandas.DataFrame:
     """Return the paired differences of every group to the first one, metric by metric; groups without a pair are left out."""
-    found = []
+    against, *others = groups or [""]
+    rows = []
     for metric in OUTCOMES:
-        against, *others = groups or [""]
-        of_metric = [one for group in others if (one := _over_seeds(metric, groups, against, group)) is not None]
-        corrected = holm([one.holm_p for one in of_metric])
-        found += [replace(one, holm_p=p) for one, p in zip(of_metric, corrected, strict=True)]
-    return tuple(found)
+        found = [row for group in others if (row := _over_seeds(metric, groups, against, group)) is not None]
+        corrected = holm([row["family_p"] for row in found])
+        rows += [{**row, "holm_p": p} for row, p in zip(found, corrected, strict=True)]
+    return pandas.DataFrame(rows, columns=list(OVER_SEEDS))
 
 
-def _over_seeds(metric: str, groups: Groups, against: str, group: str) -> SeedDifference | None:
-    """Return the difference of a group, not corrected yet."""
-    shared = [
-        (seed, groups[against][seed, data], run)
-        for (seed, data), run in groups[group].items()
-        if (seed, data) in groups[against]
-    ]
-    pairs = {seed: ends for seed, partner, run in shared if (ends := shared_ends(metric, partner, run)) is not None}
+def _over_seeds(metric: str, groups: Groups, against: str, group: str) -> dict[str, Any] | None:
+    ends = {
+        shared[0]: shared_ends(metric, groups[against][shared], run)
+        for shared, run in groups[group].items()
+        if shared in groups[against]
+    }
+    pairs = {seed: pair for seed, pair in ends.items() if pair is not None}
     if not pairs:
         return None
     scale = max(abs(value) for pair in pairs.values() for value in pair)
-    estimate = paired_estimate([now - before for before, now in pairs.values()], scale=scale)
-    return SeedDifference(
-        metric=metric,
-        group=group,
-        against=against,
-        n=estimate.seeds,
-        seeds=tuple(sorted(pairs)),
-        mean=estimate.mean,
-        low=estimate.low,
-        high=estimate.high,
-        p=estimate.p,
-        holm_p=estimate.family_p,
-    )
+    found = paired_estimate([now - before for before, now in pairs.values()], scale=scale)
+    names = {"metric": metric, "group": group, "against": against, "n": found.seeds, "seeds": tuple(sorted(pairs))}
+    return names | {"mean": found.mean, "low": found.low, "high": found.high, "p": found.p, "family_p": found.family_p}
 
 
 def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[float, float] | None:
@@ -166,19 +122,20 @@ def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[floa
     Of a metric of every step, the mean over the last `LAST_STEPS` steps in which both have it; of a probe, the last one that
     both have; of the held-out accuracy, that of the final policies.
     """
-    if not _compares(metric, one.run.config, other.run.config):
+    curves = [curve for compared in (one, other) if (curve := compared.curves.get(metric)) is not None]
+    if len(curves) < 2 or not _compares(metric, one.run.config, other.run.config):
         return None
-    curves = [compared.curves.get(metric) for compared in (one, other)]
-    known = [dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True)) for curve in curves if curve is not None]
-    if len(known) < 2:
-        return None
-    if metric == ACCURACY:
-        ends = [values.get(compared.run.last_step, math.nan) for values, compared in zip(known, (one, other), strict=True)]
-        return _if_finite(ends) if one.run.last_step and other.run.last_step else None
+    known = [dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True)) for curve in curves]
     found, shared = find_metric(metric), sorted(known[0].keys() & known[1].keys())
     is_probe = found is not None and found.is_probe
-    steps = shared[-1:] if is_probe else [step for step in shared if step > shared[-1] - LAST_STEPS]
-    return _if_finite([_mean([values[step] for step in steps]) for values in known])
+    steps = [shared[-1:] if is_probe else [step for step in shared if step > shared[-1] - LAST_STEPS]] * 2
+    if metric == ACCURACY:
+        steps = [[compared.run.last_step or -1] for compared in (one, other)]
+    values = [[of_run.get(step, math.nan) for step in of_steps] for of_run, of_steps in zip(known, steps, strict=True)]
+    if not all(of_run and all(map(math.isfinite, of_run)) for of_run in values):
+        return None
+    before, now = (math.fsum(of_run) / len(of_run) for of_run in values)
+    return before, now
 
 
 def _compares(metric: str, one: RunConfig, other: RunConfig) -> bool:
@@ -189,30 +146,17 @@ def _compares(metric: str, one: RunConfig, other: RunConfig) -> bool:
     return metric != ACCURACY or one.evaluation.num_prompts == other.evaluation.num_prompts
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else math.nan
-
-
-def _if_finite(ends: Sequence[float]) -> tuple[float, float] | None:
-    return (ends[0], ends[1]) if all(map(math.isfinite, ends)) else None
-
-
-def prompt_differences(groups: Groups) -> tuple[PromptDifference, ...]:
+def prompt_differences(groups: Groups) -> pandas.DataFrame:
     """Return the differences in held-out accuracy to the first group's run with the same seed and prompts."""
     first, *others = groups.values() or [{}]
-    pairs = [(first[shared], run) for group in others for shared, run in group.items() if shared in first]
-    return tuple(found for one, other in pairs if (found := _over_prompts(one, other)) is not None)
-
-
-def _over_prompts(one: ComparedRun, other: ComparedRun) -> PromptDifference | None:
-    of_one, of_other = _correct(one), _correct(other)
-    if of_one is None or of_other is None:
-        return None
-    both = pandas.concat([of_one, of_other], axis=1, join="inner", keys=["before", "after"]).sort_index()
-    if not len(both):
-        return None
-    found = paired_difference(*(both[name].astype(float).tolist() for name in ("before", "after")))
-    return PromptDifference(run=other.label, against=one.label, n=len(both), mean=found.value, low=found.low, high=found.high)
+    rows = []
+    for one, other in [(first[shared], run) for group in others for shared, run in group.items() if shared in first]:
+        correct = [table for compared in (one, other) if (table := _correct(compared)) is not None]
+        both = pandas.concat(correct, axis=1, join="inner").sort_index() if len(correct) == 2 else pandas.DataFrame()
+        if len(both):
+            found = paired_difference(*(both.iloc[:, column].tolist() for column in (0, 1)))
+            rows.append((other.label, one.label, len(both), found.value, found.low, found.high))
+    return pandas.DataFrame(rows, columns=list(OVER_PROMPTS))
 
 
 def _correct(compared: ComparedRun) -> pandas.Series | None:
@@ -221,9 +165,7 @@ def _correct(compared: ComparedRun) -> pandas.Series | None:
     A run that was resumed since its evaluation has a table of an older policy.
     """
     curve, last = compared.curves.get(ACCURACY), compared.run.last_step
-    if curve is None or last == 0 or last not in curve.steps:
-        return None
-    table = read_table(table_file(compared.run.dir, "final"))
+    table = read_table(table_file(compared.run.dir, "final")) if last and curve is not None and last in curve.steps else None
     if table is None or not {"prompt_id", "prompt", "sample", "correct"}.issubset(table.columns):
         return None
-    return table[table["sample"] == -1].set_index(["prompt_id", "prompt"])["correct"]
+    return table[table["sample"] == -1].set_index(["prompt_id", "prompt"])["correct"].astype(float)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pandas
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
+from grpo_core.compare.differences import OVER_PROMPTS, OVER_SEEDS
 from grpo_core.compare.page import render_comparison
 from grpo_core.compare.pictures import save_pictures
 from grpo_core.compare.runs import Source, begun_runs
@@ -24,19 +25,17 @@ PAGE = "compare.html"
 OF_SWEEP = "compare"
 """Folder of the comparison inside a sweep's report."""
 NAME_CHARACTERS = 40
-FIGURE = ("step", "metric", "against", "run")
+FIRSTS = [f"{name}_{key}" for name in ("first", "first_of_completions") for key in ("step", "metric", "against", "run")]
 TABLES = {
     "runs": ("label", "name", "folder", "state", "reason", "last_step", "steps", "seed", "colour"),
     "curves": ("run", "metric", "step", "value", "low", "high"),
     "syncs": ("run", "step", "kl_before", "kl_after"),
     "settings": ("key", "run", "value"),
-    "first_differences": (
-        *("run", "against", "shared_steps"),
-        *(f"{name}_{key}" for name in ("first", "first_of_completions") for key in FIGURE),
-    ),
-    "paired_over_seeds": ("metric", "group", "against", "n", "seeds", "mean", "low", "high", "p", "holm_p"),
-    "paired_over_prompts": ("run", "against", "n", "mean", "low", "high"),
+    "first_differences": ("run", "against", "shared_steps", *FIRSTS),
+    "paired_over_seeds": OVER_SEEDS,
+    "paired_over_prompts": OVER_PROMPTS,
 }
+"""CSV file -> its columns."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def write_comparison(comparison: RunComparison, folder: Path) -> Path:
     place.mark("comparison")
     with raised_as(FolderError, f"comparison folder {folder}: cannot be written ({{cause}}); give another --out", OSError):
         for name, columns in TABLES.items():
-            table = pandas.DataFrame(_rows(document, name), columns=list(columns))
+            table = _table(document, name).reindex(columns=list(columns))
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode(errors="backslashreplace"))
         write_whole(place.document, json.dumps(document, indent=1, allow_nan=False) + "\n")
         pictures = save_pictures(comparison, folder)
@@ -69,36 +68,28 @@ def write_comparison(comparison: RunComparison, folder: Path) -> Path:
     return place.page
 
 
-def _rows(document: dict[str, Any], table: str) -> list[Any]:
-    """Return the rows of a CSV file, one a thing."""
-    runs = document["runs"]
-    if table == "curves":
-        return [row for run in runs for metric, curve in run["curves"].items() for row in _points(run, metric, curve)]
-    if table == "syncs":
-        columns = ("steps", "kl_before", "kl_after")
-        return [
-            {"run": run["label"], "step": step, "kl_before": before, "kl_after": after}
-            for run in runs
-            for step, before, after in zip(*(run["syncs"][column] for column in columns), strict=True)
-        ]
-    if table == "settings":
-        return [
+def _table(document: dict[str, Any], name: str) -> pandas.DataFrame:
+    """Return the rows of a CSV file, one a thing; columns that it does not have are left out."""
+    runs, rows = document["runs"], document.get(name, [])
+    if name == "curves":
+        curves = [{"run": run["label"], "metric": key, **curve} for run in runs for key, curve in run["curves"].items()]
+        rows = [{**row, "value": row["values"]} for curve in curves for row in _one_a_step(curve)]
+    elif name == "syncs":
+        rows = [row for run in runs for row in _one_a_step({"run": run["label"], **run["syncs"]})]
+    elif name == "settings":
+        rows = [
             {"key": one["key"], "run": run["label"], "value": str(value)}
-            for one in document["settings"]
+            for one in rows
             for run, value in zip(runs, one["values"], strict=True)
         ]
-    if table == "first_differences":
-        return pandas.json_normalize(document[table], sep="_").to_dict("records")
-    return list(document[table])
+    return pandas.json_normalize(rows, sep="_")
 
 
-def _points(run: dict[str, Any], metric: str, curve: dict[str, Any]) -> list[dict[str, Any]]:
-    unknown = [None] * len(curve["steps"])
-    columns = (curve["steps"], curve["values"], curve.get("low", unknown), curve.get("high", unknown))
-    return [
-        {"run": run["label"], "metric": metric, "step": step, "value": value, "low": low, "high": high}
-        for step, value, low, high in zip(*columns, strict=True)
-    ]
+def _one_a_step(thing: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a thing with one entry of each of its lists, for each step."""
+    lists = {key: value for key, value in thing.items() if isinstance(value, list)}
+    rows = zip(*lists.values(), strict=True)
+    return [{**thing, **dict(zip(lists, row, strict=True)), "step": row[0]} for row in rows]
 
 
 def comparison_name(comparison: RunComparison) -> str:
@@ -106,7 +97,7 @@ def comparison_name(comparison: RunComparison) -> str:
 
     Letters, digits and dashes: it is part of a path.
     """
-    keys = "-".join(setting.key.rpartition(".")[2] for setting in comparison.settings)
+    keys = "-".join(key.rpartition(".")[2] for key in comparison.settings)
     return re.sub(r"[^A-Za-z0-9]+", "-", keys)[:NAME_CHARACTERS].strip("-") or "runs"
 
 

@@ -2,22 +2,22 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import pandas
 from markupsafe import Markup
 
 from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.differences import OUTCOMES, PromptDifference, RunDifference, SeedDifference, shared_ends
+from grpo_core.compare.differences import OUTCOMES, RunDifference, shared_ends
 from grpo_core.compare.pictures import panels_with, sync_segments
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages.page import Picture, Section, Table, render
-from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
-from grpo_core.sweep.display import UNKNOWN, bounds, first_few, p_text, plain
+from grpo_core.sweep.display import UNKNOWN, bounds, first_few, level_name, p_text, plain
 
 MOST_BANDS = 6
 """Runs whose standard errors are shaded on the page, where others can be hidden."""
@@ -25,7 +25,7 @@ MOST_COLUMNS = 6
 """Runs that the table of settings has as columns; more become its rows."""
 
 
-def render_comparison(comparison: RunComparison, places: Path | None = None) -> str:
+def render_comparison(comparison: RunComparison, places: Picture | None = None) -> str:
     """Return the page as HTML.
 
     Args:
@@ -42,24 +42,22 @@ def render_comparison(comparison: RunComparison, places: Path | None = None) -> 
         "smoothed": SMOOTHED,
         "most_bands": MOST_BANDS,
     }
-    pictures = () if places is None else (Picture(path=places, alt="Heat maps of the drift of each run, positions over steps"),)
     sections = [
-        Section(anchor="places", title="Where the drift is", words=(PLACES_NOTE,) if pictures else (), pictures=pictures),
-        Section(anchor="runs", title="Runs", words=(RUNS_NOTE,), tables=(_run_table(comparison),)),
-        _settings_section(comparison),
-        _firsts_section(comparison),
-        _paired_section(comparison),
+        _section("places", "Where the drift is", (PLACES_NOTE,) if places else (), pictures=(places,) if places else ()),
+        _section("runs", "Runs", (RUNS_NOTE,), _run_table(comparison)),
+        _section(
+            "settings", "What differs between the configurations", _settings_words(comparison), _settings_table(comparison)
+        ),
+        _section("first", "Since when the runs differ", (FIRST_NOTE,) if comparison.firsts else (), _firsts_table(comparison)),
+        _section("paired", "Paired differences", _paired_words(comparison), *_paired_tables(comparison)),
     ]
-    return render(
-        "grpo_core.compare",
-        "compare.html.j2",
-        comparison.title,
-        sections,
-        comparison=comparison,
-        words=WORDS,
-        data=Markup(_for_script({"document": document, "drawing": drawing})),
-        plotly=Markup(get_plotlyjs()),
-    )
+    values = {"comparison": comparison, "document": document, "words": WORDS, "plotly": Markup(get_plotlyjs())}
+    data = Markup(_for_script({"document": document, "drawing": drawing}))
+    return render("grpo_core.compare", "compare.html.j2", comparison.title, sections, data=data, **values)
+
+
+def _section(anchor: str, title: str, words: Sequence[str], *tables: Table, pictures: tuple[Picture, ...] = ()) -> Section:
+    return Section(anchor=anchor, title=title, words=tuple(words), tables=tables, pictures=pictures)
 
 
 def _for_script(value: Any) -> str:
@@ -73,18 +71,16 @@ def _for_script(value: Any) -> str:
 
 
 def _run_table(comparison: RunComparison) -> Table:
-    keys = [key for key in OUTCOMES if comparison.has(key)]
+    kinds = [CURVE_KINDS[key] for key in OUTCOMES if comparison.has(key)]
     return Table(
         caption="Runs, and their figures at the end",
-        head=("run", "state", "steps", "syncs", *(CURVE_KINDS[key].title for key in keys), "folder"),
-        units=("", "", "", "", *(CURVE_KINDS[key].unit for key in keys), ""),
+        head=("run", "state", "steps", "syncs", *(kind.title for kind in kinds), "folder"),
+        units=("", "", "", "", *(kind.unit for kind in kinds), ""),
         rows=tuple(
             (
-                one.label,
-                one.run.state,
-                f"{one.run.last_step} of {one.run.config.training.steps}",
+                *(one.label, one.run.state, f"{one.run.last_step} of {one.run.config.training.steps}"),
                 str(len(one.curves.syncs)),
-                *(_at_end(one, key) for key in keys),
+                *(_at_end(one, kind.key) for kind in kinds),
                 one.source.place,
             )
             for one in comparison.runs
@@ -98,78 +94,75 @@ def _at_end(compared: ComparedRun, key: str) -> str:
     return UNKNOWN if ends is None else plain(ends[0])
 
 
-def _settings_section(comparison: RunComparison) -> Section:
-    title, settings, labels = (
-        "What differs between the configurations",
-        comparison.settings,
-        [one.label for one in comparison.runs],
-    )
-    if not settings:
-        words = ("The configurations are the same.",) if len(labels) > 1 else ()
-        return Section(anchor="settings", title=title, words=words)
-    head, rows = ("key", *labels), [(one.key, *one.texts()) for one in settings]
-    if len(labels) > MOST_COLUMNS:
-        head, *rows = zip(("run", *labels), *rows, strict=True)
-    table = Table(caption="Keys in which the runs differ", head=head, units=("",) * len(head), rows=tuple(rows))
-    return Section(anchor="settings", title=title, words=(SETTINGS_NOTE,), tables=(table,))
+def _settings_words(comparison: RunComparison) -> list[str]:
+    if comparison.settings:
+        return ["Only keys that differ; where a run is tracked and what it is called there is left out."]
+    return ["The configurations are the same."] if len(comparison.runs) > 1 else []
 
 
-def _firsts_section(comparison: RunComparison) -> Section:
-    title, against = "Since when the runs differ", comparison.runs[0].label
-    if not comparison.firsts:
-        return Section(anchor="first", title=title)
-    table = Table(
+def _settings_table(comparison: RunComparison) -> Table:
+    texts = {key: [level_name(key, value) for value in values] for key, values in comparison.settings.items()}
+    table = pandas.DataFrame(texts, index=[one.label for one in comparison.runs])
+    table = table.rename_axis("run") if len(table) > MOST_COLUMNS else table.T.rename_axis("key")
+    head, *rows = [tuple(table.reset_index().columns), *table.itertuples(name=None)]
+    return Table(caption="Keys in which the runs differ", head=head, units=("",) * len(head), rows=tuple(rows))
+
+
+def _firsts_table(comparison: RunComparison) -> Table:
+    against = comparison.runs[0].label
+    return Table(
         caption=f"The first figure that differs from {against}",
         head=("run", "shared steps", "step", "figure", "against", "here", "other completions from step"),
         units=("", "", "", "", against, "this run", ""),
-        rows=tuple(_first_row(found) for found in comparison.firsts),
+        rows=tuple((found.label, str(found.shared_steps), *_first_cells(found)) for found in comparison.firsts),
     )
-    return Section(anchor="first", title=title, words=(FIRST_NOTE,), tables=(table,))
 
 
-def _first_row(found: RunDifference) -> tuple[str, ...]:
+def _first_cells(found: RunDifference) -> tuple[str, ...]:
     first, completions = found.first, found.first_completions
     if first is None:
         same = "none: every figure is the same" if found.shared_steps else "no shared step"
-        return found.label, str(found.shared_steps), UNKNOWN, same, UNKNOWN, UNKNOWN, UNKNOWN
+        return UNKNOWN, same, UNKNOWN, UNKNOWN, UNKNOWN
     steps = str(completions.step) if completions is not None else "none so far"
-    return found.label, str(found.shared_steps), str(first.step), first.key, *_both(first), steps
+    # as many digits as tell both values apart
+    pairs = [tuple(f"{value:.{digits}g}" for value in (first.before, first.now)) for digits in range(4, 18)]
+    return str(first.step), first.key, *next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1]), steps
 
 
-def _both(found: FigureDifference) -> tuple[str, str]:
-    """Return both values with as many digits as tell them apart."""
-    pairs = [tuple(f"{value:.{digits}g}" for value in (found.before, found.now)) for digits in range(4, 18)]
-    before, now = next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
-    return before, now
+def _paired_words(comparison: RunComparison) -> Sequence[str]:
+    if len(comparison.over_seeds) or len(comparison.over_prompts):
+        return PAIRED_NOTE
+    return (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
 
 
-def _paired_section(comparison: RunComparison) -> Section:
+def _paired_tables(comparison: RunComparison) -> tuple[Table, Table]:
     seeds = Table(
         caption="Over seeds: differences at the end of what each pair of runs has done",
         head=("figure", "run", "against", "difference [95 %]", "p", "Holm p", "seeds"),
         units=("", "", "", "on these prompts", "paired t", "all rows of this figure", "n: which"),
         rows=tuple(
             (
-                f"{CURVE_KINDS[one.metric].title}, {CURVE_KINDS[one.metric].unit}",
-                *(one.group, one.against, _interval(one), p_text(one.p), p_text(one.holm_p)),
-                f"{one.n}: {first_few([str(seed) for seed in one.seeds], 6)}",
+                f"{CURVE_KINDS[one['metric']].title}, {CURVE_KINDS[one['metric']].unit}",
+                *(one["group"], one["against"], _interval(one), p_text(one["p"]), p_text(one["holm_p"])),
+                f"{one['n']}: {first_few([str(seed) for seed in one['seeds']], 6)}",
             )
-            for one in comparison.over_seeds
+            for one in comparison.over_seeds.to_dict("records")
         ),
     )
     prompts = Table(
         caption="Over prompts: held-out accuracy of the final policies",
         head=("run", "against", "difference [95 %]", "prompts"),
         units=("", "", "share, on new prompts", "n"),
-        rows=tuple((one.run, one.against, _interval(one), str(one.n)) for one in comparison.over_prompts),
+        rows=tuple(
+            (one["run"], one["against"], _interval(one), str(one["n"])) for one in comparison.over_prompts.to_dict("records")
+        ),
     )
-    tables = tuple(table for table in (seeds, prompts) if table.rows)
-    words = PAIRED_NOTE if tables else (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
-    return Section(anchor="paired", title="Paired differences", words=words, tables=tables)
+    return seeds, prompts
 
 
-def _interval(found: SeedDifference | PromptDifference) -> str:
-    return plain(found.mean) if math.isnan(found.low) else " ".join(bounds(found.mean, found.low, found.high))
+def _interval(found: dict[Any, Any]) -> str:
+    mean, low, high = found["mean"], found["low"], found["high"]
+    return plain(mean) if math.isnan(low) else " ".join(bounds(mean, low, high))
 
 
 WORDS = (
@@ -185,7 +178,6 @@ RUNS_NOTE = (
     f"Figures of every step are means over a run's last {LAST_STEPS} steps, the exact KL is that of the last probe, held-out "
     "accuracy that of the final policy."
 )
-SETTINGS_NOTE = "Only keys that differ; where a run is tracked and what it is called there is left out."
 FIRST_NOTE = (
     "Journals are compared figure by figure, in the order in which they were written; times and memory are left out. Before "
     "its completions differ, a run has sampled the same tokens, and differs only in what it made of them. The reward shows "

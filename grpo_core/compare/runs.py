@@ -1,26 +1,35 @@
-"""The runs that are compared, opened and named by what differs, each with a colour; and those that cannot be read, with why."""
+"""The runs that are compared: opened, named by the settings in which they differ; and the faults of those that cannot be."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from grpo_core.compare.settings import Setting, name_lines
+from matplotlib.colors import TABLEAU_COLORS, to_hex
+
+from grpo_core.config import RunConfig
+from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
 from grpo_core.run.curves import RunCurves
 from grpo_core.run.flow_folder import read_marker
 from grpo_core.run.opened import Run
+from grpo_core.sweep.display import KNOB_NAMES, arm_name, level_name
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
+from grpo_core.text import visible
 
 MOST_RUNS = 60
 """More lines cannot be told apart, and the page becomes slow."""
-ENDED = frozenset(["finished", "stopped", "failed", "died"])
-"""States of a run that will not get longer by itself."""
-TAB10 = (
-    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
-    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
-)
+COLOURS = tuple(map(to_hex, TABLEAU_COLORS.values()))
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Of lines, as plotly names them; more runs than colours take them in turn."""
+SEED = "training.seed"
+NOT_COMPARED = "tracking."
+"""Where a run is tracked and what it is called there changes none of its figures."""
+ABSENT = "(absent)"
+"""The value of a key that a configuration does not have, such as the second of one reward."""
+Settings = Mapping[str, tuple[Any, ...]]
+"""Key in which the configurations of runs differ -> its values in the order of the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +47,6 @@ class Source:
         return f"MLflow run {self.given}" if self.is_downloaded else str(self.path)
 
 
-OpenedRun = tuple[Source, Run, RunCurves]
-"""A run as it was read, and what is drawn of it."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedRun:
     """One run of a comparison."""
@@ -49,19 +54,11 @@ class ComparedRun:
     source: Source
     run: Run
     curves: RunCurves
-    label: str
+    label: str = ""
     """What its lines are called: first what differs, such as `β=0.1`."""
-    colour: str
-    dash: str
+    colour: str = COLOURS[0]
+    dash: str = DASHES[0]
     """Of its lines, as plotly names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnreadRun:
-    """A run that was asked for and could not be read."""
-
-    source: Source
-    fault: str
 
 
 def find_sources(given: Sequence[Source]) -> tuple[list[Source], list[str]]:
@@ -72,10 +69,7 @@ def find_sources(given: Sequence[Source]) -> tuple[list[Source], list[str]]:
         ConfigError: there are more runs than one figure can show.
     """
     notes: list[str] = []
-    found: dict[Path, Source] = {}
-    for source in given:
-        for one in _runs_of(source, notes):
-            found.setdefault(one.path.expanduser().resolve(), one)
+    found = {one.path.expanduser().resolve(): one for source in given for one in _runs_of(source, notes)}
     if len(found) > MOST_RUNS:
         raise ConfigError(f"{len(found)} runs are given; at most {MOST_RUNS} can be told apart in one figure: give fewer")
     return list(found.values()), notes
@@ -88,11 +82,8 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
     if not begun:
         raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
     if len(begun) > MOST_RUNS:
-        notes.append(
-            f"{source.given} has {len(begun)} runs; shown are {MOST_RUNS} of them, the lowest seeds first: "
-            "give the folders of other runs to see these"
-        )
-        begun = sorted(sorted(begun, key=lambda path: (int(path.name.rpartition("-")[2]), path.name))[:MOST_RUNS])
+        notes.append(f"{source.given} has {len(begun)} runs; shown are {MOST_RUNS} of them, the lowest seeds first")
+        begun = sorted(sorted(begun, key=lambda path: int(path.name.rpartition("-")[2]))[:MOST_RUNS])
     return [Source(given=str(path), path=path) for path in begun]
 
 
@@ -101,45 +92,66 @@ def begun_runs(sweep_dir: SweepDir) -> list[Path]:
     return sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
 
 
-def open_runs(sources: Sequence[Source]) -> tuple[list[OpenedRun], list[UnreadRun]]:
-    """Open runs; one that cannot be read is named with its fault.
+def open_runs(sources: Sequence[Source]) -> tuple[list[ComparedRun], dict[str, str]]:
+    """Open runs; return them without their looks, and for each that cannot be read (by what was given for it) its fault.
 
     Raises:
         JournalError: none of them can be read.
     """
-    opened: list[OpenedRun] = []
-    unread: list[UnreadRun] = []
+    opened: list[ComparedRun] = []
+    faults: dict[str, str] = {}
     for source in sources:
         try:
-            opened.append(_open_training(source))
+            run = Run(source.path)
+            marker = read_marker(run.path)
+            if marker is not None and marker.kind == "evaluation":
+                raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
+            opened.append(ComparedRun(source=source, run=run, curves=run.curves()))
         except (GrpoError, OSError) as error:
-            unread.append(UnreadRun(source=source, fault=str(error) if isinstance(error, GrpoError) else cause(error)))
+            faults[source.given] = str(error) if isinstance(error, GrpoError) else cause(error)
     if not opened:
-        faults = "\n".join(f"{one.source.given}: {one.fault}" for one in unread)
-        raise JournalError(f"none of the runs can be read:\n{faults}")
-    return opened, unread
+        raise JournalError("\n".join(["none of the runs can be read:", *(f"{name}: {why}" for name, why in faults.items())]))
+    return opened, faults
 
 
-def _open_training(source: Source) -> OpenedRun:
-    run = Run(source.path)
-    marker = read_marker(run.path)
-    if marker is not None and marker.kind == "evaluation":
-        raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
-    # The curves too, while a fault can still be laid to this run alone.
-    return source, run, run.curves()
+def differing_settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
+    """Return the keys in which any two configurations differ, those first that have a name of their own, the seed last."""
+    flat = [named_settings(config) for config in configs]
+    keys = [key for key in dict.fromkeys(key for values in flat for key in values) if not key.startswith(NOT_COMPARED)]
+    named = [key for key in KNOB_NAMES if key in keys]
+    order = [*named, *(key for key in keys if key not in (*named, SEED)), *(key for key in keys if key == SEED)]
+    found = {key: tuple(values.get(key, ABSENT) for values in flat) for key in order}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
-def with_looks(opened: Sequence[OpenedRun], settings: Sequence[Setting]) -> tuple[ComparedRun, ...]:
-    """Return runs with the name, the colour and the dashes of their lines, given the settings in which they differ."""
-    labels = name_lines(settings, [run.path.name for _, run, _ in opened], [run.name for _, run, _ in opened])
-    return tuple(
-        ComparedRun(
-            source=source,
-            run=run,
-            curves=curves,
-            label=label,
-            colour=TAB10[index % len(TAB10)],
-            dash=DASHES[index // len(TAB10) % len(DASHES)],
-        )
-        for index, ((source, run, curves), label) in enumerate(zip(opened, labels, strict=True))
-    )
+def name_lines(settings: Settings, runs: Sequence[Run]) -> list[str]:
+    """Return what each run is called beside its line: first what differs, `β=0.1 sync=never`.
+
+    Runs with the same settings are told apart by their folders; where all have the same, they go by their names in MLflow.
+    """
+    short = [key for key in settings if key in KNOB_NAMES]
+    others = [key for key in settings if key not in KNOB_NAMES and key != SEED]
+    shown = [*short, *others[: NAMED_CHANGES if short else 2 * NAMED_CHANGES], *(key for key in settings if key == SEED)]
+    texts = [_name_of({key: settings[key][index] for key in shown}) for index in range(len(runs))]
+    counts = Counter(texts)
+    named = [
+        " · ".join([text or visible(run.name), *([visible(run.path.name)] if counts[text] > 1 else [])])
+        for text, run in zip(texts, runs, strict=True)
+    ]
+    return numbered(named)
+
+
+def name_group(values: Mapping[str, Any]) -> str:
+    """Return what runs with the same settings are called together: every key that differs, with its value."""
+    return _name_of(values) or arm_name(values) or "the same settings"
+
+
+def _name_of(values: Mapping[str, Any]) -> str:
+    texts = {key: level_name(key, value) for key, value in values.items()}
+    cut = {key: f"{text[: NAMED_CHARACTERS - 1]}…" for key, text in texts.items() if len(text) > NAMED_CHARACTERS}
+    return arm_name({key: cut.get(key, value) for key, value in values.items() if value != ABSENT})
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names, one that stands further left already with a number."""
+    return [f"{name} ({names[:at].count(name) + 1})" if name in names[:at] else name for at, name in enumerate(names)]

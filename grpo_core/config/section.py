@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, fi
 from pydantic_core import PydanticCustomError
 
 from grpo_core.errors import ConfigError, name_of, shown
-from grpo_core.redaction import has_credentials
+from grpo_core.text import has_credentials
 
 LARGEST_INT = 2**63 - 1
 """What JSON readers, torch and NumPy can all hold."""

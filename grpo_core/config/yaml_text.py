@@ -17,7 +17,7 @@ from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
 from grpo_core.errors import ConfigError, raised_as
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 
 MAX_VALUES = 10_000
 """Every alias counts as the values that it stands for."""

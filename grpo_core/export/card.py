@@ -1,6 +1,6 @@
 """The model card of an export: front matter for the hub, and what is known of the policy, every figure with its error.
 
-All text of users, models and data is shown as text (`plain_text.py`), without passwords and without folders of this machine.
+All text of users, models and data is shown as text (`text.py`), without passwords and without folders of this machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from grpo_core.config.origin import flatten
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.facts import Drift, Evaluated, drift_of, evaluations_of, mean_kl
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
-from grpo_core.plain_text import for_code, for_markdown, markdown_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.start_weights import start_of
 from grpo_core.run.summary import compare_evaluations
+from grpo_core.text import for_code, for_markdown, markdown_table
 
 CARD_FILE = "README.md"
 TASK = "text-generation"

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.find import folder_of
-from grpo_core.redaction import redact_uri
+from grpo_core.text import redact_uri
 
 FILE, HUB = "file:", "hub:"
 _FOLDERS = re.compile(r"(?:(?<=file:)|(?<![\w<./:~-]))(?:~[\w.-]*)?/(?:[^\s/'\"<>|]+/)+")

@@ -9,7 +9,7 @@ from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import Unresolved
 from grpo_core.interop.rules import Entry
-from grpo_core.redaction import redact_uri
+from grpo_core.text import redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
 WRITE = (

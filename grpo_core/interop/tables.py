@@ -11,7 +11,7 @@ from grpo_core.interop import open_r1, vlm_r1
 from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Rule
 from grpo_core.interop.trl import TRL
-from grpo_core.plain_text import markdown_table
+from grpo_core.text import markdown_table
 
 SECTIONS = ("rollout", "advantage", "filtering", "loss", "reference", "probe", "optimizer")
 

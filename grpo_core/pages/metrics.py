@@ -3,7 +3,7 @@
 import sys
 
 from grpo_core.metrics import REGISTRY
-from grpo_core.plain_text import markdown_table
+from grpo_core.text import markdown_table
 
 
 def metrics_page() -> str:

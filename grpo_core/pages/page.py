@@ -1,15 +1,19 @@
 """An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 
+DPI = 120
 WORDY = frozenset(
     [
         *("levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"),
@@ -50,13 +54,28 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading, what it says, and what it shows; one that shows and says nothing is left out of the page."""
+    """A heading, what it says, and what it shows.
+
+    Tables without rows are left out of the page, and sections that show and say nothing.
+    """
 
     anchor: str
     title: str
     words: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
+
+
+def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
+    """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    logarithmic = [axis for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter)]
+    powers = {label for axis in logarithmic for label in axis.get_ticklabels(which="both")}
+    for text in figure.findobj(Text):
+        if text not in powers:
+            text.set_parse_math(False)
+    figure.savefig(path, dpi=DPI)
+    return Picture(path=path, alt=alt)
 
 
 def render(package: str, template: str, title: str, sections: list[Section], **values: Any) -> str:
@@ -77,7 +96,8 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
     )
-    shown = [section for section in sections if section.words or section.pictures or section.tables]
+    filled = [replace(one, tables=tuple(table for table in one.tables if table.rows)) for one in sections]
+    shown = [one for one in filled if one.words or one.pictures or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
 
 

@@ -34,13 +34,13 @@ from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import lacks_chat_template, model_here, require_model
 from grpo_core.policy.sources.weight_files import files_identity
-from grpo_core.redaction import kept_uri
 from grpo_core.run.adapter_check import AdapterSummary, adapter_summary, look_at_adapter
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.disk_need import disk_need, kept_weights, require_disk, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory import Fit, fit_of, will_use_gpu
 from grpo_core.run.model_shape import shape_for
+from grpo_core.text import kept_uri
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.plain_text import shell_word
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import process_runs, read_process_state
 from grpo_core.run.flow_folder import Kind, make_folder
@@ -21,6 +20,7 @@ from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.summary import lost_completions, run_state
+from grpo_core.text import shell_word
 
 POLL_SECONDS = 0.5
 

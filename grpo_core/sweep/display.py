@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 
 if TYPE_CHECKING:
     from grpo_core.sweep.arms import Arm

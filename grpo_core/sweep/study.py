@@ -18,11 +18,11 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, raised_as
-from grpo_core.redaction import kept_uri
 from grpo_core.sweep.arms import Arm, grid
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import STUDY_VARIABLE, Range, SweepConfig
+from grpo_core.text import kept_uri
 
 CONSTRAINT = "over_bound"
 """Constraint of a trial: how far its mean drift is over `objective.kl_bound`."""

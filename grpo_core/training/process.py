@@ -22,10 +22,8 @@ from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError
 from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
-from grpo_core.plain_text import visible
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import TrainingState
-from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.integrity import check_run
@@ -33,6 +31,7 @@ from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
 from grpo_core.run.model_shape import shape_for
 from grpo_core.run.pass_sizes import PASSES_FIELD
+from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import why_finished
 from grpo_core.training.failing import last_message
 from grpo_core.training.signals import StopRequest

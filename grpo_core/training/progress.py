@@ -7,13 +7,12 @@ from threading import Thread
 from typing import Any
 
 from grpo_core.config import TrainingConfig
-from grpo_core.plain_text import visible
-from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.child import end_process, process_has_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.rules import Alert, RunRules
+from grpo_core.text import redact_uri, visible
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drift"}
 """Label -> metric of a step, beside the bar."""

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import TrackingError
 from grpo_core.export.choice import EXPORTS, ExportWish
 from grpo_core.export.policy_folder import export_policy
-from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
+from grpo_core.text import for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
 from tasks.run.markdown import markdown_report

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from grpo_core.plain_text import for_code, for_link, for_markdown
+from grpo_core.text import for_code, for_link, for_markdown
 from tasks.tracking.store import TrackedRun
 
 NO_SECTIONS: Mapping[str, Sequence[str]] = {}

@@ -14,10 +14,9 @@ from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.machine.output import ignore_broken_pipe
-from grpo_core.plain_text import visible
-from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
+from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import share_done
 from tasks.process.context import deployed_flow_run
 

@@ -13,13 +13,13 @@ from grpo_core.errors import JournalError
 from grpo_core.evaluation.plan import EvaluationPlan, data_facts
 from grpo_core.evaluation.results import read_estimates
 from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
+from grpo_core.text import for_code, for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking import TrackedRun

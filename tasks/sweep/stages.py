@@ -18,7 +18,6 @@ from grpo_core.config.derived import starts_server
 from grpo_core.errors import SweepError, cause
 from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.generation.vllm.required import require_sampler
-from grpo_core.plain_text import for_markdown
 from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
@@ -27,6 +26,7 @@ from grpo_core.sweep.campaign import Campaign
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
+from grpo_core.text import for_markdown
 from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.credentials import address_variables, usable_uri
 from tasks.folders import check_root, claim, folder_of_this_flow_run

@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from grpo_core.errors import TrackingError
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import kept_uri
+from grpo_core.text import kept_uri
 from tasks.credentials import AUTH_VARIABLE, GUARD, VARIABLE, environment_uri, gets_login, is_same_address, usable_uri
 
 ARTIFACTS = "mlartifacts"

@@ -13,10 +13,10 @@ from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
+from grpo_core.text import for_code, for_link, for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.links import prefect_run_page
 from tasks.process.context import prefect_is_embedded

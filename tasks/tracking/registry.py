@@ -22,10 +22,10 @@ from grpo_core.export.place import MANIFEST_FILE
 from grpo_core.export.policy_folder import Exported
 from grpo_core.export.public import hub_id, public_source
 from grpo_core.machine.disk import folder_bytes, sha256_of
-from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions
 from grpo_core.run.resuming import path_argument
+from grpo_core.text import for_markdown
 from tasks.tracking.opening import refuse_copy
 from tasks.tracking.store import TrackedRun, make_client, own_tracked
 

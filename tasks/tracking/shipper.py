@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import cause
-from grpo_core.plain_text import for_markdown
-from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.comparison import Identity, identity
 from grpo_core.run.journal import Record, supersede
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
+from grpo_core.text import for_markdown, redact_uri
 from tasks.tracking.opening import NOTE
 from tasks.tracking.store import TrackedRun, make_client
 

@@ -21,8 +21,8 @@ from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import HIDDEN, kept_uri
 from grpo_core.run.flow_folder import FlowDir
+from grpo_core.text import HIDDEN, kept_uri
 from tasks.credentials import VARIABLE, allowed_addresses, environment_uri, is_same_address, usable_uri
 from tasks.links import LOCAL_UI, mlflow_charts_page, mlflow_run_page, ui_address
 from tasks.tracking.guards import install_guards

@@ -17,7 +17,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from grpo_core.config import apply_overrides
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 from tests.e2e.conftest import ROOT, Finished
 from tests.torture.servers import MlflowServer
 

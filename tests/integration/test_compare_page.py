@@ -44,18 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The command
 
 
-def test_json_is_one_document_with_the_arrays_of_the_journals(folder: Path) -> None:
-    done = grpo("compare", "zero", "small", "--json", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert [run["label"] for run in document["runs"]] == ["β=0 sync=never", "β=0.04 sync=4"]
-    curve = document["runs"][1]["curves"]["kl/ref/drift"]
-    expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/drift"] for step in curve["steps"]]
-    assert curve["values"] == expected
-    assert document["runs"][1]["syncs"]["steps"] == [4, 8, 12]
-    assert not (folder / "runs").exists()
-
-
 def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> None:
     done = grpo("compare", "zero", "small", "damaged", cwd=folder)
     assert done.returncode == 1
@@ -70,7 +58,7 @@ def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> N
     [
         (["nowhere"], "nowhere: no readable config.json"),
         (["zero", "--out", "small"], "is the folder of a run; give another --out"),
-        (["a" * 32], "set MLFLOW_TRACKING_URI to the run's store"),
+        (["a" * 32], "MLFLOW_TRACKING_URI"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(folder: Path, arguments: list[str], message: str) -> None:
@@ -110,6 +98,8 @@ def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[s
             ".map((one) => [one.name, Array.from(one.x), Array.from(one.y)]))"
         )
     )
+    expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/drift"] for step in range(1, 13)]
+    assert document["runs"][1]["curves"]["kl/ref/drift"]["values"] == expected
     curves = [(html.escape(run["label"], quote=False), run["curves"]["kl/ref/drift"]) for run in document["runs"]]
     assert drawn == [[label, curve["steps"], curve["values"]] for label, curve in curves]
     syncs = json.loads(

@@ -65,14 +65,6 @@ def test_records_that_were_not_repeated_are_missing_and_more_of_them_are_no_diff
     assert compare_journals(three[:1], three).is_identical
 
 
-def test_the_first_differing_step_is_the_first() -> None:
-    before = [step(number, loss__kl=float(number)) for number in (1, 2, 3)]
-    now = [step(1, loss__kl=1.0), step(2, loss__kl=2.5), step(3, loss__kl=9.0)]
-    compared = compare_journals(before, now)
-    assert compared.differences[0].step == 2
-    assert [difference.size for difference in compared.differences] == [0.5, 6.0]
-
-
 def test_a_figure_that_need_not_be_the_same_is_neither_compared_nor_counted() -> None:
     before, now = [step(1, kl__sampler__k3=1e-11, loss__kl=1.0)], [step(1, kl__sampler__k3=2e-11, loss__kl=1.0)]
     assert [found.key for found in compare_journals(before, now).differences] == ["kl/sampler/k3"]

@@ -13,7 +13,7 @@ import pytest
 
 from grpo_core.config import load_config, parse_overrides
 from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
-from grpo_core.redaction import has_credentials, kept_uri, redact_uri
+from grpo_core.text import has_credentials, kept_uri, redact_uri
 from tasks.credentials import OWNER_VARIABLE, move_credentials
 
 ROOT = Path(__file__).parents[2]

@@ -1,18 +1,19 @@
 """Levels, names, notes and causes of a sweep that look like markup, formulas or orders to a terminal are shown as text."""
 
-import html.parser
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pandas
-import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from grpo_core.plain_text import visible
-from grpo_core.sweep.report.files import take_literally, write_report
+from grpo_core.pages.page import save_picture
+from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.statistics.runs import SweepFacts
+from grpo_core.text import visible
+from tests.support.pages import Page
 
 LEVELS = (
     "$\\frac{1}$ $x$",
@@ -22,25 +23,6 @@ LEVELS = (
     "one\ntwo",
 )
 KNOB = "data.answer_after"
-
-
-class Page(html.parser.HTMLParser):
-    """Tags, attributes and text of an HTML page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: dict[str, set[str]] = {}
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            self.attributes.setdefault(name, set()).add(value or "")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def runs() -> pandas.DataFrame:
@@ -56,8 +38,7 @@ def runs() -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+def test_the_page_and_the_words_hold_no_tag_and_no_order_of_a_level(tmp_path: Path) -> None:
     facts = SweepFacts(
         name=LEVELS[2],
         question=LEVELS[1],
@@ -76,29 +57,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
         **{"kl/ref/drift": 0.1, "kl/init/drift": 0.2, "reward/mean": 0.3}
     )
     syncs = pandas.DataFrame(columns=["arm", "seed", "step", "kl_before", "kl_after"])
-    report = write_report(facts, runs(), steps, syncs, tmp_path_factory.mktemp("hostile"))
-    assert len(report.figures) >= 4
-    return report.page, report.answer
-
-
-def test_the_page_holds_no_tag_of_a_level(written: tuple[Path, tuple[str, ...]]) -> None:
-    page = Page(written[0].read_text())
+    written = write_report(facts, runs(), steps, syncs, tmp_path)
+    page = Page(written.page.read_text())
     assert "script" not in page.tags
     assert "onerror" not in page.attributes
+    assert len(page.all("img")) >= 4
     assert all(source.startswith("data:image/png;base64,") for source in page.attributes["src"])
-    assert page.tags.count("table") == written[0].read_text().count("<table>") == written[0].read_text().count("</table>")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text + "".join(page.attributes["alt"]))
-    for level in LEVELS:
-        assert visible(level) in page.text
+    assert all(visible(level) in page.text for level in LEVELS)
+    assert all(line.isprintable() for line in written.answer)
 
 
-def test_words_are_lines(written: tuple[Path, tuple[str, ...]]) -> None:
-    assert all(line.isprintable() for line in written[1])
-
-
-def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such() -> None:
-    from matplotlib.figure import Figure
-
+def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such(tmp_path: Path) -> None:
     figure = Figure()
     axes = figure.subplots()
     axes.plot([1, 1000], [1, 2], label="$\\frac$")
@@ -106,8 +76,7 @@ def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such() -> N
     axes.set(title="$x$ $\\nonsense$", ylabel="$y$")
     axes.set_yticks([1, 2], LEVELS[:1] * 2)
     figure.legend()
-    take_literally(figure)
-    figure.canvas.draw()
+    save_picture(figure, tmp_path / "figure.png", "")
     read_as_formulas = {text.get_text() for text in figure.findobj(Text) if text.get_parse_math()}
     assert read_as_formulas
     assert all("mathdefault" in text for text in read_as_formulas if text)

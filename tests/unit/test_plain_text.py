@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from grpo_core.plain_text import for_code, for_link, for_markdown, for_terminal, visible
+from grpo_core.text import for_code, for_link, for_markdown, for_terminal, visible
 
 HOSTILE = (
     "\x1b]0;title\x07",

@@ -1,30 +1,39 @@
-"""Words, pictures and page of a sweep, from frames made by hand."""
+"""Words, tables, pictures and page of a sweep, from frames made by hand."""
 
 import html
 import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 from matplotlib import pyplot
+from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
 from grpo_core.sweep.display import p_words, plain
 from grpo_core.sweep.measures import OUTCOMES
-from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
-from grpo_core.sweep.report.files import SweepReport, write_report
-from grpo_core.sweep.report.page import time_lines
+from grpo_core.sweep.report.files import SweepReport, render_page, time_lines, write_report
+from grpo_core.sweep.report.pictures import (
+    effect_figure,
+    frontier_figure,
+    heat_figure,
+    kl_curves_figure,
+    level_curves_figure,
+)
+from grpo_core.sweep.report.tables import interaction_table, outcome_table
 from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.statistics.findings import check_bound, find
-from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
+from grpo_core.sweep.statistics.findings import best_arm, check_bound, find, shrunken_means
+from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns
+from tests.support.pages import Page
 
-KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
+BETA, GROUP, SYNC = KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
     name="a <sweep>",
     question="Which β?",
@@ -39,23 +48,22 @@ FACTS = SweepFacts(
     planned_runs=None,
 )
 NOTHING = pandas.DataFrame()
+Objective = Callable[[float, int | None, int], float]
 
 
-def run(arm: int, seed: int, levels: Sequence[Any], objective: float) -> dict[str, Any]:
+def run(arm: int, seed: int, levels: Sequence[Any], objective: float, knobs: Sequence[str] = KNOBS) -> dict[str, Any]:
     """Return a finished run with every column."""
     figures = {
         "objective": objective,
         "accuracy": objective,
         "accuracy_before": 0.3,
-        "reward": objective - 0.1,
+        "reward": objective,
         "kl_ref": 0.1,
-        "kl_init": 0.2,
         "kl_ref_seq": 1.0 + arm / 10,
         "kl_init_seq": 2.0 + arm / 10,
         "probe_kl_init": math.nan,
         "zero_std_frac": 0.5,
-        "advantage_rms_factor": math.sqrt(1 - 1 / levels[1]) if len(levels) > 1 and levels[1] else math.nan,
-        "effective_beta": levels[0] + seed,
+        "effective_beta": 0.1,
         "steps": 20,
         "tokens": 4000,
         "completions": 400,
@@ -63,22 +71,391 @@ def run(arm: int, seed: int, levels: Sequence[Any], objective: float) -> dict[st
         "wall_seconds": 60.0,
     }
     keys = {"arm": arm, "seed": seed, "status": "finished", "cause": None, "run_dir": f"runs/{arm}", "mlflow_run_id": None}
-    return keys | figures | dict(zip(KNOBS, levels, strict=False))
+    return keys | figures | dict(zip(knobs, levels, strict=False))
 
 
-def grid(effect: float = 0.0, seeds: Sequence[int] = (0, 1, 2), betas: Sequence[float] = (0.01, 0.5)) -> pandas.DataFrame:
-    """Return a full grid in which beta 0.5 has an effect."""
+def grid(effect: float = 0.0, seeds: Sequence[int] = (0, 1, 2)) -> pandas.DataFrame:
+    """Return a full grid of eight arms in which beta 0.5 has an effect."""
     random = np.random.default_rng(1)
     of_seed = random.normal(0, 0.05, len(seeds))
     rows = []
-    for arm, levels in enumerate(itertools.product(betas, (4, 8), (10, None))):
+    for arm, levels in enumerate(itertools.product((0.01, 0.5), (4, 8), (10, None))):
         for place, seed in enumerate(seeds):
             rows.append(run(arm, seed, levels, 0.6 + effect * (levels[0] == 0.5) + of_seed[place] + random.normal(0, 0.005)))
     return pandas.DataFrame(rows)
 
 
+def bounded() -> pandas.DataFrame:
+    """Return a grid in which arms 0 to 2 are the better, the further they drift, and arm 0 is best of all."""
+    frame = grid().assign(drift=1.0)
+    for arm, (more, drift) in enumerate([(0.3, 43.0), (0.2, 30.0), (0.1, 20.0)]):
+        frame.loc[frame["arm"] == arm, "objective"] += more
+        frame.loc[frame["arm"] == arm, "drift"] = drift
+    return frame
+
+
+BOUNDED = replace(FACTS, kl_bound=10.0)
+
+
+def crossed(beta: float, sync: int | None, seed: int) -> float:
+    """Return an objective in which beta 0.1 gains 0.008 with syncs and 0.179 without, a little different in each seed."""
+    gain, noise = 0.008 if sync == 5 else 0.179, (0.003, -0.001, 0.002, -0.004)[seed]
+    return 0.4 + 0.1 * seed + (gain + noise * (1 if sync == 5 else -0.5) if beta == 0.1 else 0.0)
+
+
+def two_knobs(objective: Objective, seeds: Sequence[int], syncs: Sequence[int | None] = (5, None)) -> SweepRuns:
+    """Return two betas crossed with some sync periods."""
+    rows = [
+        run(arm, seed, (beta, sync), objective(beta, sync, seed), (BETA, SYNC))
+        | {"kl_ref_seq": 1 + arm + 0.1 * seed, "kl_init_seq": 2 + arm + 0.1 * seed}
+        for arm, (beta, sync) in enumerate(itertools.product((0.1, 4.0), syncs))
+        for seed in seeds
+    ]
+    return SweepRuns(replace(FACTS, knobs=(BETA, SYNC), seeds=tuple(seeds), hold=None), pandas.DataFrame(rows))
+
+
+def by_prompt(seeds: Sequence[int], primary: Primary | None, planned: int | None = None) -> SweepRuns:
+    """Return a sweep with an effect of every knob, known prompt by prompt."""
+    random = np.random.default_rng(5)
+    runs = two_knobs(crossed, seeds, syncs=(5, 20, None))
+    frame = runs.table.assign(kl_init_seq=[2 + arm + random.normal(0, 0.2) for arm in runs.table["arm"]])
+    prompts = {
+        (row["arm"], row["seed"]): pandas.Series(random.random(40) + row["objective"]) for row in frame.to_dict("records")
+    }
+    frame["objective"] = [prompts[arm, seed].mean() for arm, seed in zip(frame["arm"], frame["seed"], strict=True)]
+    return SweepRuns(replace(runs.facts, primary=primary, planned_runs=planned), frame, prompts)
+
+
+def report(folder: Path, runs: pandas.DataFrame, facts: SweepFacts = FACTS) -> SweepReport:
+    """Write a report without curves, which take the longest to draw."""
+    return write_report(facts, runs, NOTHING, NOTHING, folder)
+
+
+def words_of(runs: pandas.DataFrame | SweepRuns, facts: SweepFacts = FACTS) -> tuple[str, ...]:
+    """Return the answer alone, which needs no pictures."""
+    return answer(find(runs if isinstance(runs, SweepRuns) else SweepRuns(facts, runs), OUTCOMES))
+
+
+def line(words: Sequence[str], start: str) -> str:
+    """Return the only line that starts so."""
+    (found,) = [text for text in words if text.startswith(start)]
+    return found
+
+
+# Knobs
+
+
+def test_a_planted_effect_is_said_with_the_figures_of_the_table(tmp_path: Path) -> None:
+    written = report(tmp_path, grid(effect=-0.2))
+    effects = pandas.read_parquet(tmp_path / "effects.parquet")
+    row = effects[(effects["outcome"] == "objective") & (effects["knob"] == BETA)].iloc[0]
+    said = line(written.answer, "β: ")
+    assert said.startswith(f"β: 0.01 beats 0.5 by {-row['difference']:.3f} [{-row['high']:.3f}, {-row['low']:.3f}]")
+    assert f"Holm {p_words(row['holm_p'])}, at least {plain(-row['together_high'])}" in said
+    assert row["holm_p"] < 0.05
+    page = html.unescape(written.page.read_text())
+    assert all(f"<li>{text}</li>" in page for text in written.answer)
+
+
+def test_what_is_not_there_and_what_only_the_correction_hides_are_told_apart() -> None:
+    words = words_of(grid())
+    for start in ("β: ", "group size: "):
+        assert line(words, start).startswith(f"{start}no difference established with 3 seeds (largest: ")
+    (found,) = find(SweepRuns(FACTS, grid()), OUTCOMES).effects["objective"].of(SYNC)
+    assert found.estimate.excludes_zero
+    assert found.holm_p > 0.05
+    assert f"(alone: {-found.estimate.mean:.4f} [" in line(
+        words, "sync period: not established after correction: 10 over never "
+    )
+
+
+def test_drift_says_which_beta_holds_the_policy_closer() -> None:
+    frame = grid()
+    frame["kl_init_seq"] = 5 - 3 * (frame[BETA] == 0.5) + 0.01 * frame["seed"] * frame[BETA]
+    assert ": 0.5 has lower drift than 0.01 by 2.99" in line(words_of(frame), "drift by β (KL to the initial policy, nats per ")
+    assert "no difference established" in line(words_of(frame), "drift by group size ")
+    frame = frame.rename(columns={BETA: "rollout.temperature"})
+    warm = words_of(frame, replace(FACTS, knobs=("rollout.temperature", GROUP, SYNC)))
+    assert "do not compare" in line(warm, "runs differ in rollout.temperature: their KL figures")
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_many_levels_are_contrasted_in_a_grid_and_associated_where_a_sampler_drew_them(tmp_path: Path, sampler: str) -> None:
+    levels = itertools.product([0.1 * level for level in range(1, 10)], (4, 8))
+    rows = [
+        run(arm, seed, (beta, group, None), 0.5 - 0.1 * beta + 0.01 * seed)
+        for arm, (beta, group) in enumerate(levels)
+        for seed in (0, 1, 2)
+    ]
+    written = report(tmp_path, pandas.DataFrame(rows), replace(FACTS, sampler=sampler))
+    effects = pandas.read_parquet(tmp_path / "effects.parquet")
+    kinds = effects[(effects["outcome"] == "objective") & (effects["knob"] == BETA)]["kind"].unique().tolist()
+    assert kinds == (["contrast"] if sampler == "grid" else ["association"])
+    assert (tmp_path / "effect_loss_beta.png").exists()
+    said = line(written.answer, "β: ")
+    if sampler == "random":
+        assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 18 arms, Holm p")
+        assert "an association, not matched arms: the sampler drew 9 values" in said
+
+
+def test_an_interaction_is_said_with_the_effect_at_each_level() -> None:
+    runs = two_knobs(crossed, (0, 1, 2, 3))
+    gains = [[crossed(0.1, sync, seed) - crossed(4.0, sync, seed) for seed in range(4)] for sync in (5, None)]
+    said = line(words_of(runs), "interaction of β and sync period: β 0.1 minus 4 is ")
+    for gain, name in zip(gains, ("sync=5", "sync=never"), strict=True):
+        interval = stats.ttest_1samp(gain, 0).confidence_interval(0.95)
+        assert f"{fmean(gain):.3f} [{interval.low:.3f}, {interval.high:.3f}] at {name}" in said
+    apart = [late - early for early, late in zip(*gains, strict=True)]
+    interval = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    by = f"{fmean(apart):.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    assert f"the effect is larger at sync=never than at sync=5 by {by} (Holm p < 0.0001)" in said
+    # The groups are knobs, interactions and arms, of the objective and, but for arms, of the drift: a fifth for each.
+    assert find(runs, OUTCOMES).interactions["objective"][0].family_size == pytest.approx(5)
+    table = interaction_table(find(runs, OUTCOMES), "objective")
+    ((effect, between, at_never, at_5, difference, *_),) = table.rows
+    # Later level minus earlier in the table: 4 - 0.1 is the effect of the words with the other sign.
+    assert (effect, between, table.strong) == ("β: 4 − 0.1", "sync period: never − 5", {0})  # noqa: RUF001 - a minus
+    assert [at_5[:6], at_never[:6], difference[:6]] == [f"-{fmean(one):.3f}" for one in (*gains, apart)]
+
+
+def test_a_mean_effect_that_holds_at_no_level_is_not_left_alone() -> None:
+    """The interaction is not established; its size still shows that the mean effect describes neither level."""
+
+    def objective(beta: float, sync: int | None, seed: int) -> float:
+        swing = (0.012, -0.012)[seed]  # it leaves the mean effect as it is
+        gain = 0.05 + swing + 0.0005 * seed if sync == 5 else 0.18 - swing
+        return 0.4 + 0.1 * seed + (gain if beta == 0.1 else 0.0)
+
+    said = line(words_of(two_knobs(objective, (0, 1))), "interaction of β and sync period: β 0.1 minus 4 is ")
+    assert re.search(r" 0\.050 \[.*\] at sync=5, 0\.180 \[.*\] at sync=never; .* by 0\.130 \[-0\.", said)
+    assert "read each level" in said
+
+
+# The best arm
+
+
+def test_the_best_arm_and_how_sure_it_is() -> None:
+    frame = grid()
+    best = frame.groupby("arm")["objective"].agg(["mean", "sem"]).sort_values("mean").iloc[-1]
+    first = words_of(frame)[0]
+    assert first.startswith("best of 8 arms: β=")
+    assert f": {best['mean']:.3f} ± {stats.t.ppf(0.975, 2) * best['sem']:.3f} (± half the 95 % interval over 3 seeds)" in first
+    frame.loc[frame["arm"] == 3, "objective"] += 1
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 0), ["status", "cause"]] = ["failed", "no memory"]
+    words = words_of(frame)
+    assert words[0].startswith("best of 7 arms")
+    assert line(words, "not ranked").endswith("β=0.01 G=8 sync=never (arm 3)")
+    assert line(words, "not in the statistics") == "not in the statistics: 1 run (1 failed)"
+
+
+def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) -> None:
+    frame = bounded()
+    means = frame.groupby("arm")["objective"].mean()
+    best = means.loc[3:].idxmax()
+    written = report(tmp_path, frame, BOUNDED)
+    assert written.answer[0].startswith(f"best of 5 arms: {SweepRuns(BOUNDED, frame).arms[best].name} (arm {best}): ")
+    within = line(written.answer, "within the bound of 10")
+    assert "5 of 8 arms" in within
+    assert "β=0.01 G=4 sync=10 (arm 0)" in within
+    page = written.page.read_text()
+    assert page.count("(over)") == 3
+    assert "<small>kl/init/seq, at most 10, last 10 steps</small>" in page
+    joined = [
+        {int(text.get_text()) for text in frontier_figure(SweepRuns(facts, frame)).axes[0].texts} for facts in (FACTS, BOUNDED)
+    ]
+    assert 0 in joined[0]
+    assert joined[1] <= {3, 4, 5, 6, 7}
+    assert words_of(frame)[0].startswith("best of 8 arms: β=0.01 G=4 sync=10 (arm 0): ")  # without a bound
+
+
+def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_it() -> None:
+    frame = bounded()
+    # Mean 6, upper end 6 + 2.92 x 1 / sqrt(3) = 7.7; of arm 7 the mean keeps the bound and the upper end, 13.0, does not.
+    frame.loc[frame["arm"] == 0, "drift"] = [5.0, 6.0, 7.0]
+    frame.loc[frame["arm"] == 7, "drift"] = [7.0, 8.0, 99.0]
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "drift"] = math.nan
+    # An incomplete run neither helps nor hurts.
+    frame.loc[(frame["arm"] == 7) & (frame["seed"] == 2), ["status", "drift"]] = ["failed", 99.0]
+    check = check_bound(SweepRuns(BOUNDED, frame))
+    assert [arm.number for arm in check.over] == [1, 2, 7]
+    assert check.upper[0] == pytest.approx(6 + stats.t.ppf(0.95, 2) / math.sqrt(3))
+    assert math.isnan(check.drifts[1])
+    assert len(check_bound(SweepRuns(FACTS, frame)).within) == 8
+
+
+def test_a_better_mean_over_other_seeds_is_no_lead() -> None:
+    """Two arms with two complete seeds each that share one: paired, the arm with the lower mean is ahead."""
+    runs = two_knobs(lambda beta, sync, seed: 0.5 + (0.3 * seed if beta == 0.1 else 0.2), (0, 1, 2), syncs=(5,))
+    frame = runs.table.copy()
+    frame.loc[[0, 5], "status"] = "failed"  # arm 0 seed 0, arm 1 seed 2
+    best = best_arm(find(SweepRuns(runs.facts, frame), OUTCOMES))
+    assert best is not None
+    assert best.rivals[0].lead == pytest.approx(0.1)
+    assert not best.rivals[0].is_beaten
+
+
+def test_the_best_of_equal_arms_is_shown_without_its_luck() -> None:
+    random = np.random.default_rng(0)
+    luck = []
+    for _ in range(100):
+        noise = random.normal(0, 0.02, (2, 9, 3))
+        runs = two_knobs(lambda beta, sync, seed: 0.5 + noise[int(beta == 0.1), sync, seed], (0, 1, 2), syncs=range(9))  # noqa: B023
+        means = {arm: fmean(of_seed.values()) for arm, of_seed in runs.values("objective").items()}
+        best = max(means, key=means.__getitem__)
+        luck.append((means[best] - 0.5, shrunken_means(runs, runs.arms)[best] - 0.5))
+    plain_luck, left = (fmean(side) for side in zip(*luck, strict=True))
+    assert plain_luck > 1.6 * 0.02 / 3**0.5
+    assert abs(left) < 0.35 * plain_luck
+
+
+# What few seeds, missing runs and one family mean
+
+
+def test_two_seeds_say_what_two_seeds_can_show() -> None:
+    runs = two_knobs(crossed, (0, 1))
+    said = line(words_of(runs), "what 2 seeds can show: ")
+    assert "once a difference is 12.7 times its standard error" in said
+    # Two differences d1 and d2 have the mean m and the error |d1 - d2| / 2: 12.7 |d1 - d2| / 2 < m.
+    assert 2 / stats.t.ppf(0.975, 1) == pytest.approx(0.157, abs=1e-3)
+    assert "lie within 16 % of each other" in said
+    of_levels = find(runs, OUTCOMES).effects["objective"].contrasts
+    errors = [abs(one.differences[0] - one.differences[1]) / 2 for one in of_levels]
+    # Two of them have a fifth of the 5 % together.
+    needed = [stats.t.ppf(1 - 0.025 / count, 1) * fmean(errors) for count in (1, 2 * 5)]
+    assert f"between levels that is typically a difference of {needed[0]:.3f}, and of {needed[1]:.3f} to stand" in said
+
+
+def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
+    written = report(tmp_path, grid(effect=-0.2, seeds=(0,)), replace(FACTS, seeds=(0,)))
+    assert "one seed shows no spread" in written.answer[0]
+    assert "nothing is established (largest difference 0.01 over 0.5 by 0." in line(written.answer, "β: ")
+    assert not [text for text in written.answer if "±" in text or "seeds can show" in text or text.startswith("arm by arm")]
+    effects = pandas.read_parquet(tmp_path / "effects.parquet")
+    assert effects[["low", "p", "holm_p", "moderated_p"]].isna().all(axis=None)
+
+
+def test_the_question_stands_first_and_the_rest_is_exploratory() -> None:
+    runs = by_prompt((0, 1, 2, 3), Primary(knob=SYNC, levels=(5, None)))
+    findings, said = find(runs, OUTCOMES), words_of(runs)
+    assert said[0].startswith("the question, sync period 5 or never: ")
+    (asked,) = findings.question
+    assert asked.family_size == pytest.approx(1 / 0.6)
+    assert asked.holm_p <= asked.family_p / 0.6 + 1e-12  # whatever else is in the report
+    assert " 5 and never" not in line(said, "sync period: ")
+    assert any("but the question" in text and "are exploratory" in text for text in said)
+    assert line(words_of(by_prompt((0, 1, 2, 3), Primary(knob=BETA))), "β: ") == "β: answered by the question"
+
+
+def test_an_interim_report_claims_nothing_and_names_no_best_arm(tmp_path: Path) -> None:
+    """Every effect is far beyond chance; it is not claimed while one run is to come."""
+    whole = by_prompt((0, 1, 2, 3), Primary(knob=BETA))
+    assert any(one.is_claim for one in find(whole, OUTCOMES).sentences)
+    frame = whole.table.copy()
+    frame.loc[(frame["arm"] == 5) & (frame["seed"] == 3), "status"] = "interrupted"
+    facts = replace(whole.facts, resume="grpo sweep --resume 'my sweep'")
+    findings = find(SweepRuns(facts, frame), OUTCOMES)
+    assert not any(one.is_claim for one in findings.sentences)
+    assert min(one.holm_p for one in findings.sentences if one.holm_p == one.holm_p) < 0.01
+    written = report(tmp_path, frame, facts)
+    said = written.answer
+    assert said[0] == "interim: 3 of 4 seeds (1 run to come); no claims are made before all planned seeds are in"
+    assert not [
+        text for text in said if " beats " in text or "has lower drift" in text or "best of" in text or "arm by arm" in text
+    ]
+    assert 'class="strong"' not in written.page.read_text()
+    assert "objective, without luck" not in written.page.read_text()
+    assert "1 interrupted); `grpo sweep --resume 'my sweep'`" in line(said, "not in the statistics")
+    # One that failed is not to come; arms that are not chosen yet are, unless the budget is spent.
+    frame.loc[(frame["arm"] == 5) & (frame["seed"] == 3), "status"] = "failed"
+    assert any(one.is_claim for one in find(SweepRuns(whole.facts, frame), OUTCOMES).sentences)
+    late = replace(whole.facts, planned_runs=28)
+    assert SweepRuns(late, whole.table).awaited == (4, 0)
+    assert SweepRuns(replace(late, budget_spent=True), whole.table).awaited == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "runs", [NOTHING, grid().iloc[:0], grid().assign(status="failed", cause="no memory", objective=math.nan)]
+)
+def test_a_sweep_without_a_complete_run_is_reported(tmp_path: Path, runs: pandas.DataFrame) -> None:
+    written = report(tmp_path, runs)
+    assert "nothing to compare yet" in written.answer[0]
+    assert written.answer[0] in written.page.read_text()
+    assert pandas.read_parquet(tmp_path / "effects.parquet").empty
+    assert not list(tmp_path.glob("*.png"))
+    if len(runs):
+        assert "24 runs (24 failed)" in written.answer[1]
+        assert "failed: no memory" in written.page.read_text()
+
+
+def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path: Path) -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), ["status", "cause"]] = ["pruned", "median"]
+    written = report(tmp_path, frame)
+    assert line(written.answer, "not in the statistics").endswith("3 runs (2 finished in a pruned arm, 1 pruned)")
+    page = written.page.read_text()
+    assert page.count("its arm was pruned at seed 1") == 2
+    assert page.count("0 of 3 (pruned)") == 2
+    assert "23 finished, 8 arms" in page
+
+
+def test_what_was_held_is_measured_on_complete_runs(tmp_path: Path) -> None:
+    frame = grid()
+    frame["tokens"] = [(98_000, 104_000)[arm % 2] for arm in frame["arm"]]
+    frame.loc[0, ["status", "tokens"]] = ["failed", 1]
+    page = report(tmp_path, frame, replace(FACTS, hold="tokens")).page.read_text()
+    assert "<dt>Held</dt><dd>tokens: 98,000 to 104,000 in the complete runs</dd>" in page
+
+
+# Words, tables and pictures agree
+
+
+def test_a_mean_has_the_same_plus_minus_in_words_tables_and_pictures() -> None:
+    runs = two_knobs(crossed, (0, 1, 2))
+    best = best_arm(find(runs, OUTCOMES))
+    assert best is not None
+    table = outcome_table(runs, best)
+    cells = {row[0]: row[table.head.index("objective")] for row in table.rows}
+    for arm, of_seed in runs.values("objective").items():
+        interval = stats.ttest_1samp(list(of_seed.values()), 0).confidence_interval(0.95)
+        assert cells[str(arm)] == f"{fmean(of_seed.values()):.3f} ± {(interval.high - interval.low) / 2:.3f}"
+    heat = [text.get_text().replace("\n", " ") for text in heat_figure(runs, BETA, SYNC).axes[0].texts]
+    assert heat == [cells[str(arm.number)] for arm in runs.arms]
+    assert f": {cells[str(best.arm.number)]} (± half the 95 % interval over 3 seeds); " in words_of(runs)[0]
+    heights = []
+    for bar in (one for one in frontier_figure(runs).axes[0].containers if isinstance(one, ErrorbarContainer)):
+        (segment,) = bar.lines[2][1].get_segments()
+        heights.append(f"{fmean(segment[:, 1]):.3f} ± {(segment[1, 1] - segment[0, 1]) / 2:.3f}")
+    assert heights == [cells[str(arm.number)] for arm in runs.arms]
+
+
+def test_a_mean_over_fewer_seeds_than_its_row_says_so() -> None:
+    runs = two_knobs(crossed, (0, 1, 2))
+    frame = runs.table.assign(probe_kl_init=0.2)
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "probe_kl_init"] = math.nan
+    table = outcome_table(SweepRuns(runs.facts, frame), None)
+    column = table.head.index("the same, exact")
+    assert [row[column] for row in table.rows] == ["0.200 ± 0.000", "0.200 ± 0.000 (2 of 3)", "0.200 ± 0.000", "0.200 ± 0.000"]
+
+
+@pytest.mark.parametrize("primary", [None, Primary(knob=BETA), Primary(knob=SYNC, levels=(5, None))])
+def test_every_figure_of_a_sentence_stands_in_a_table(primary: Primary | None) -> None:
+    findings = find(by_prompt((0, 1, 2, 3), primary), OUTCOMES)
+    page = render_page(findings, (), {})
+    cells = set(re.findall(r"\d+\.\d+", " ".join(re.findall(r"<t[dh]\b.*?</t[dh]>", html.unescape(page), flags=re.DOTALL))))
+    starts = ("the question", "best", "arm by arm", "β", "sync period", "interaction", "drift")
+    said = [text for text in answer(findings) if text.startswith(starts)]
+    assert len(said) >= 6
+    for text in said:
+        assert set(re.findall(r"\d+\.\d+", text.replace("95 %", ""))) <= cells, text
+        prompts = "these prompts" if text.startswith("drift") else "these 40 prompts"
+        assert text.endswith(f"; on {prompts}") == (" [" in text or "±" in text)
+
+
+# Pictures and page
+
+
 def curves(runs: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """Return the steps and syncs of runs."""
+    """Return the steps of runs, and a sync after step 10 of the even arms."""
     keys = list(zip(runs["arm"], runs["seed"], strict=True))
     steps = [
         {
@@ -96,359 +473,52 @@ def curves(runs: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     return pandas.DataFrame(steps), pandas.DataFrame(syncs)
 
 
-def report(folder: Path, runs: pandas.DataFrame, facts: SweepFacts = FACTS) -> SweepReport:
-    """Write a report without curves, which take the longest to draw."""
-    return write_report(facts, runs, NOTHING, NOTHING, folder)
+def test_labels_of_small_effects_do_not_overlap() -> None:
+    frame = grid(effect=-0.2)
+    frame["objective"] = 0.001 * frame["objective"]
+    figure = effect_figure(find(SweepRuns(FACTS, frame), OUTCOMES), BETA)
+    figure.canvas.draw()
+    low, high = figure.axes[1].get_xlim()
+    labels = [label for label in figure.axes[1].get_xticklabels() if low <= label.get_position()[0] <= high]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(boxes) >= 3
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
-def words_of(runs: pandas.DataFrame, facts: SweepFacts = FACTS) -> tuple[str, ...]:
-    """Return the answer alone, which needs no pictures."""
-    return answer(find(SweepRuns(facts, runs), OUTCOMES))
-
-
-def line(words: Sequence[str], start: str) -> str:
-    """Return the only line that starts so."""
-    (found,) = [text for text in words if text.startswith(start)]
-    return found
-
-
-class Page(HTMLParser):
-    """What a page consists of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-# Words
-
-
-def test_a_planted_effect_is_said_with_the_figures_of_the_table(tmp_path: Path) -> None:
-    written = report(tmp_path, grid(effect=-0.2))
-    effects = pandas.read_parquet(written.tables["effects"])
-    row = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")].iloc[0]
-    said = line(written.answer, "β: ")
-    assert said.startswith(f"β: 0.01 beats 0.5 by {-row['difference']:.3f} [{-row['high']:.3f}, {-row['low']:.3f}]")
-    assert f"Holm {p_words(row['holm_p'])}, at least {plain(-row['together_high'])} with all comparisons at once" in said
-    assert row["holm_p"] < 0.05
-    page = html.unescape(written.page.read_text())
-    assert all(f"<li>{text}</li>" in page for text in written.answer)
-
-
-def test_a_planted_null_is_no_difference_established() -> None:
-    words = words_of(grid())
-    for start in ("β: ", "group size: "):
-        assert line(words, start).startswith(f"{start}no difference established with 3 seeds (largest: ")
-
-
-def test_a_difference_that_only_the_correction_hides_is_called_not_established() -> None:
+def test_curves_show_each_run_and_mark_syncs() -> None:
     frame = grid()
-    effects = find(SweepRuns(FACTS, frame), OUTCOMES).effects["objective"]
-    (found,) = effects.of("reference.sync_steps")
-    assert found.estimate.low > 0 or found.estimate.high < 0
-    assert found.holm_p > 0.05
-    sentence = line(words_of(frame), "sync period: not established after correction: 10 over never ")
-    alone = f"(alone: {-found.estimate.mean:.4f} [{-found.estimate.high:.4f}, {-found.estimate.low:.4f}], "
-    assert sentence.endswith(f" 10 over never {alone}Holm {p_words(found.holm_p)}); on these prompts")
-
-
-def test_the_best_arm_and_how_sure_it_is() -> None:
-    frame = grid()
-    best = frame.groupby("arm")["objective"].agg(["mean", "sem"]).sort_values("mean").iloc[-1]
-    first = words_of(frame)[0]
-    assert first.startswith("best of 8 arms: β=")
-    assert f": {best['mean']:.3f} ± {stats.t.ppf(0.975, 2) * best['sem']:.3f} (± half the 95 % interval over 3 seeds)" in first
-
-
-BOUNDED = replace(FACTS, kl_bound=10.0)
-
-
-def bounded() -> pandas.DataFrame:
-    """Return a grid in which arms 0 to 2 are the better, the further they drift, and arm 0 is best of all."""
-    frame = grid()
-    frame["drift"] = 1.0
-    for arm, (more, drift) in enumerate([(0.3, 43.0), (0.2, 30.0), (0.1, 20.0)]):
-        frame.loc[frame["arm"] == arm, "objective"] += more
-        frame.loc[frame["arm"] == arm, "drift"] = drift
-    return frame
-
-
-def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) -> None:
-    frame = bounded()
-    means = frame.groupby("arm")["objective"].mean()
-    best = means.loc[3:].idxmax()
-    written = report(tmp_path, frame, BOUNDED)
-    name = SweepRuns(BOUNDED, frame).arms[best].name
-    assert written.answer[0].startswith(f"best of 5 arms: {name} (arm {best}): {means[best]:.3f} ±")
-    assert line(written.answer, "over the bound").startswith(
-        "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01 G=4 sync=10 (arm 0) with the highest objective "
-        f"{means[0]:.3f} at 43.0 nats"
-    )
-    assert "(arm 0)" not in line(written.answer, "best of")
-    assert not any("(arm 0)" in text for text in written.answer if text.startswith("arm by arm"))
-    page = written.page.read_text()
-    assert page.count("(over)") == 3
-    assert "<small>kl/init/seq, at most 10, last 10 steps</small>" in page
-    # Without a bound the same frame has another best arm, and no column.
-    free = report(tmp_path, frame)
-    assert free.answer[0].startswith("best of 8 arms: β=0.01 G=4 sync=10 (arm 0): ")
-    assert "kl/init/seq" not in free.page.read_text()
-
-
-def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_it() -> None:
-    frame = bounded()
-    # Mean 6, upper end 6 + 2.92 x 1 / sqrt(3) = 7.7; of arm 7 the mean keeps the bound and the upper end, 13.0, does not.
-    frame.loc[frame["arm"] == 0, "drift"] = [5.0, 6.0, 7.0]
-    frame.loc[frame["arm"] == 7, "drift"] = [7.0, 8.0, 99.0]
-    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "drift"] = math.nan
-    # An incomplete run neither helps nor hurts.
-    frame.loc[(frame["arm"] == 7) & (frame["seed"] == 2), ["status", "drift"]] = ["failed", 99.0]
-    check = check_bound(SweepRuns(BOUNDED, frame))
-    assert [arm.number for arm in check.over] == [1, 2, 7]
-    assert check.upper[0] == pytest.approx(6 + stats.t.ppf(0.95, 2) / math.sqrt(3))
-    assert math.isnan(check.drifts[1])
-    assert [arm.number for arm in check.within] == [0, 3, 4, 5, 6]
-    assert len(check_bound(SweepRuns(FACTS, frame)).within) == 8
-    words = words_of(frame, BOUNDED)
-    assert words[0].startswith("best of 5 arms: β=0.01 G=4 sync=10 (arm 0): ")
-    said = line(words, "over the bound")
-    assert "3 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
-
-
-def test_the_frontier_joins_arms_within_the_bound_only() -> None:
-    frame = bounded()
-    numbers = {}
-    for facts in (FACTS, BOUNDED):
-        axes = frontier_figure(SweepRuns(facts, frame)).axes[0]
-        numbers[facts.kl_bound] = {int(text.get_text()) for text in axes.texts}
-    assert 0 in numbers[None]
-    assert numbers[10.0]
-    assert not numbers[10.0] & {0, 1, 2}
-
-
-def test_an_arm_with_fewer_seeds_is_not_ranked() -> None:
-    frame = grid()
-    frame.loc[(frame["arm"] == 3), "objective"] += 1
-    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 0), ["status", "cause"]] = ["pruned", "median"]
-    words = words_of(frame)
-    assert words[0].startswith("best of 7 arms")
-    assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01 G=8 sync=never (arm 3)")
-    missing = line(words, "not in the statistics")
-    assert missing.startswith(
-        "not in the statistics: 3 runs (2 finished in a pruned arm, 1 pruned); 1 arm was pruned and leaves"
-    )
-
-
-def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path: Path) -> None:
-    frame = grid()
-    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), ["status", "cause"]] = ["pruned", "median"]
-    page = report(tmp_path, frame).page.read_text()
-    assert page.count("its arm was pruned at seed 1") == 2
-    assert page.count("0 of 3 (pruned)") == 2
-    assert "23 finished, 8 arms" in page
-
-
-def test_an_interrupted_run_is_incomplete_and_can_be_resumed(tmp_path: Path) -> None:
-    frame = grid()
-    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
-    written = report(tmp_path, frame, replace(FACTS, resume="grpo sweep --resume 'my sweep'"))
-    assert written.answer[0] == "interim: 2 of 3 seeds (1 run to come); no claims are made before all planned seeds are in"
-    assert written.answer[1].startswith("best of 7 arms")
-    assert line(written.answer, "not in the statistics").endswith(
-        "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume 'my sweep'` resumes them"
-    )
-    assert "interrupted: begun, not ended, and not running now" in written.page.read_text()
-
-
-def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
-    written = report(tmp_path, grid(effect=-0.2, seeds=(0,)), replace(FACTS, seeds=(0,)))
-    assert written.answer[0].endswith("; one seed shows no spread, so it ranks no arms")
-    assert line(written.answer, "β: ").startswith(
-        "β: one seed shows no spread, so nothing is established (largest difference 0.01 over 0.5 by 0."
-    )
-    assert not [text for text in written.answer if "±" in text or "seeds can show" in text or text.startswith("arm by arm")]
-    assert pandas.read_parquet(written.tables["effects"])[["low", "p", "holm_p", "moderated_p"]].isna().all(axis=None)
-
-
-def test_identical_and_constant_differences_are_called_that() -> None:
-    frame = grid()
-    frame["objective"] = 0.5 + 0.1 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"]
-    words = words_of(frame)
-    assert line(words, "group size: ") == "group size: identical in every seed between 4 and 8"
-    assert "0.100 [0.100, 0.100], the same in every seed (an interval of width 0, the t test's p is 0)" in line(words, "β: ")
-
-
-@pytest.mark.parametrize(
-    ("hold", "measured", "said"),
-    [
-        ("tokens", [98_000, 104_000], "held: tokens, so arms may differ in their steps and prompts; measured, "),
-        ("tokens", [98_000, 104_000], "measured, the runs generated between 98,000 and 104,000 tokens (6 % apart)"),
-        ("tokens", [98_000, 98_100], "between 98,000 and 98,100 tokens (0.1 % apart)"),
-        ("tokens", [4000, 4000], "; measured, every run generated 4,000 tokens"),
-        ("tokens", [math.nan, math.nan], "; how many tokens the runs generated was not measured"),
-        ("completions", [400, 500], "prompts a step; measured, the runs had between 400 and 500 completions (25 % apart)"),
-    ],
-)
-def test_what_was_held_is_measured_on_complete_runs(hold: str, measured: list[float], said: str) -> None:
-    (confound, _) = [
-        text for text in words_of(held(hold, measured), replace(FACTS, hold=hold)) if text.startswith("confound: ")
-    ]
-    assert said in confound
-
-
-def held(hold: str, measured: list[float]) -> pandas.DataFrame:
-    """Return runs of which one failed early and generated next to nothing, which says nothing about those that are compared."""
-    frame = grid()
-    frame[hold] = [measured[arm % 2] for arm in frame["arm"]]
-    frame.loc[0, ["status", hold]] = ["failed", 1]
-    return frame
-
-
-def test_arms_at_different_temperatures_have_kl_figures_that_do_not_compare() -> None:
-    frame = grid().rename(columns={"loss.beta": "rollout.temperature"})
-    knobs = tuple("rollout.temperature" if knob == "loss.beta" else knob for knob in FACTS.knobs)
-    said = "confound: runs differ in rollout.temperature: their KL figures are of policies at different temperatures"
-    assert [text for text in words_of(frame, replace(FACTS, knobs=knobs)) if text.startswith(said)]
-    assert not [text for text in words_of(grid()) if "KL figures" in text]
-
-
-def test_drift_says_which_beta_holds_the_policy_closer() -> None:
-    frame = grid()
-    frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
-    words = words_of(frame)
-    unit = "(KL to the initial policy, nats per completion)"
-    assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 has lower drift than 0.01 by 2.99")
-    # Every swept parameter has its line, whatever the question was about.
-    assert line(words, "drift by group size ") == f"drift by group size {unit}: identical in every seed between 4 and 8"
-    assert line(words, "drift by sync period ").endswith("identical in every seed between 10 and never")
-
-
-def test_no_finished_run_is_said_and_the_page_is_written(tmp_path: Path) -> None:
-    written = report(tmp_path, grid().assign(status="failed", cause="no memory", objective=math.nan))
-    assert written.answer[0] == "no run finished with a known objective: nothing can be compared"
-    assert "24 runs (24 failed)" in written.answer[1]
-    assert "failed: no memory" in written.page.read_text()
-
-
-@pytest.mark.parametrize("runs", [NOTHING, grid().iloc[:0], grid().assign(status="missing", objective=math.nan)])
-def test_a_sweep_of_which_no_run_has_been_begun_is_reported(tmp_path: Path, runs: pandas.DataFrame) -> None:
-    written = report(tmp_path, runs)
-    assert written.answer[0] == "no run has been begun: there is nothing to compare yet"
-    assert written.answer[0] in written.page.read_text()
-    assert pandas.read_parquet(written.tables["effects"]).empty
-    assert written.figures == ()
-
-
-def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    rows = [
-        run(arm, seed, (beta, 2 + arm, None), 0.7 - 0.1 * math.log10(beta / 1e-4) + 0.001 * seed)
-        for arm, beta in enumerate(10 ** random.uniform(-4, 0, 12))
-        for seed in (0, 1)
-    ]
-    facts = replace(FACTS, seeds=(0, 1), sampler="random")
-    written = report(tmp_path, pandas.DataFrame(rows), facts)
-    said = line(written.answer, "β: ")
-    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 arms, Holm p")
-    assert said.endswith("an association, not matched arms: no two arms agree in all other knobs")
-    assert "effect_loss_beta.png" in [figure.name for figure in written.figures]
-
-
-@pytest.mark.parametrize("sampler", ["grid", "random"])
-def test_more_than_eight_levels_are_contrasted_in_a_grid_and_associated_where_a_sampler_drew_them(
-    tmp_path: Path, sampler: str
-) -> None:
-    rows = [
-        run(arm, seed, (beta, group, None), 0.5 + 0.01 * seed + 0.001 * arm * (1 + seed))
-        for arm, (beta, group) in enumerate(itertools.product([0.1 * level for level in range(1, 10)], (4, 8)))
-        for seed in (0, 1, 2)
-    ]
-    written = report(tmp_path, pandas.DataFrame(rows), replace(FACTS, sampler=sampler))
-    effects = pandas.read_parquet(written.tables["effects"])
-    of_beta = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")]
-    page = written.page.read_text()
-    assert "No two arms agree" not in page
-    assert ("heat_loss_beta_rollout_group_size.png" in [figure.name for figure in written.figures]) == (sampler == "grid")
-    if sampler == "grid":
-        assert list(of_beta["kind"]) == ["contrast"] * 36
-        assert "association" not in line(written.answer, "β: ")
-    else:
-        assert list(of_beta["kind"]) == ["association"]
-        assert "not matched arms: the sampler drew 9 values of it, more than 8" in line(written.answer, "β: ")
-        assert "The sampler drew 9 values of it, more than 8, so this is an association over arms" in page
-
-
-# Files
-
-
-def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -> None:
-    frame = grid()
-    written = write_report(FACTS, frame, *curves(frame), tmp_path)
-    page = Page(written.page.read_text())
-    assert page.open == []
-    assert len(page.all("img")) == len(written.figures) > 8
-    assert all((image["src"] or "").startswith("data:image/png;base64,") and image["alt"] for image in page.all("img"))
-    assert page.all("script") == page.all("link") == []
-    anchors = {section.get("id") for section in page.all("section")}
-    assert {(link["href"] or "")[1:] for link in page.all("a")} == anchors - {None}
-    assert len(page.all("caption")) == len(page.all("table")) > 5
-    assert "prefers-color-scheme: dark" in written.page.read_text()
-    assert "a &lt;sweep&gt;" in written.page.read_text()
+    figure = kl_curves_figure(SweepRuns(FACTS, frame), *curves(frame))
+    titled = [axes for axes in figure.axes if axes.get_title()]
+    assert len(titled) == 8
+    lines = [[line for line in axes.lines if len(line.get_xdata()) == 20] for axes in titled]
+    assert [len(of_arm) for of_arm in lines] == [6] * 8  # two KLs of three seeds
+    marks = [[line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] for axes in titled]
+    assert marks == [[10.5], []] * 4
     assert pyplot.get_fignums() == []
-    assert all(figure.read_bytes().startswith(b"\x89PNG") and figure.parent == tmp_path for figure in written.figures)
 
 
-# Figures
-
-
-def test_kl_curves_have_a_panel_an_arm_with_its_seeds_and_syncs() -> None:
-    frame = grid()
-    sweep = SweepRuns(FACTS, frame)
-    figure = kl_curves_figure(sweep, *curves(frame))
-    panels = [axes for axes in figure.axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels] == [f"{arm.number}: {arm.name}" for arm in sweep.arms]
-    # Three seeds with two curves each, and the one sync of even arms.
-    assert [len(axes.lines) for axes in panels] == [7, 6] * 4
-    assert list(panels[0].lines[-1].get_xdata()) == [10.5, 10.5]
-
-
-def test_a_level_does_not_rise_where_its_worst_run_is_pruned() -> None:
+def test_a_level_is_a_mean_of_the_same_runs_at_every_step() -> None:
     frame = grid()
     steps, _ = curves(frame)
-    frame.loc[frame["arm"] == 0, ["status", "steps"]] = "pruned", 10
-    worst = steps["arm"] == 0
-    steps.loc[worst, "reward/mean"] = -1.0
-    steps = steps[~worst | (steps["step"] <= 10)]
-    figure = level_curves_figure(SweepRuns(FACTS, frame), steps, "loss.beta")
-    assert figure is not None
-    (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "reward"]
-    expected = np.arange(1, 21) / 20
-    assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx(expected)] * 2
-
-
-def test_levels_are_drawn_at_the_settings_that_all_of_them_have_complete() -> None:
-    frame = grid()
-    steps, _ = curves(frame)
+    steps = steps[(steps["arm"] != 7) | (steps["step"] <= 10)]
     frame.loc[frame["arm"] == 7, ["status", "steps"]] = "failed", 10
-    partner = steps["arm"] == 3  # as arm 7, with the other beta
-    steps.loc[partner, "reward/mean"] = 100.0
-    figure = level_curves_figure(SweepRuns(FACTS, frame), steps, "loss.beta")
+    steps.loc[steps["arm"] == 3, "reward/mean"] = 100.0  # as arm 7, with the other beta
+    figure = level_curves_figure(SweepRuns(FACTS, frame), steps, BETA)
     assert figure is not None
     (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "reward"]
     assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx(np.arange(1, 21) / 20)] * 2
+
+
+def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -> None:
+    frame = grid(effect=-0.2)
+    written = write_report(FACTS, frame, *curves(frame), tmp_path, comparison="compare/compare.html")
+    page = Page(written.page.read_text())
+    images, links = page.all("img"), [link["href"] for link in page.all("a")]
+    assert len(images) == len(list(tmp_path.glob("*.png"))) == 12
+    assert all(image["src"].startswith("data:image/png;base64,") and image["alt"] for image in images)
+    assert {link[1:] for link in links if link.startswith("#")} <= {section.get("id") for section in page.all("section")}
+    assert "compare/compare.html" in links
+    assert not page.all("script") + page.all("link")
 
 
 def test_the_share_of_the_machine_is_of_all_journalled_training() -> None:

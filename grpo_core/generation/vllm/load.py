@@ -11,7 +11,7 @@ from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.records import ServerRecord, read_record
 from grpo_core.machine.jsonfile import parse_json
 from grpo_core.machine.process_id import is_running
-from grpo_core.plain_text import visible
+from grpo_core.text import visible
 
 ASK_SECONDS = 2.0
 """For one answer, whole."""

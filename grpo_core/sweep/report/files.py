@@ -1,63 +1,35 @@
-"""The report of a sweep's folder: its runs become tables, pictures, Parquet tables of effects, and one page."""
+"""The report of a sweep's folder: its runs become tables, pictures, Parquet tables of effects, and one HTML page."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter
 
-from grpo_core.pages.page import Picture
+from grpo_core.pages.page import Picture, Section, Table, render, save_picture
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.arms import Key, total_runs
-from grpo_core.sweep.display import knob_name, level_name
+from grpo_core.sweep.arms import GROUP_SIZE, Key, total_runs
+from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
 from grpo_core.sweep.progress import Journals
-from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
-from grpo_core.sweep.report.page import render_page
-from grpo_core.sweep.report.pictures import effect_figure, heat_figure
-from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, Interaction
-from grpo_core.sweep.statistics.findings import Findings, find
-from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
-from grpo_core.sweep.statistics.statements import Comparison, KnobEffects
-
-DPI = 130
-Drawing = tuple[str, str, str, Callable[[], Figure | None]]
-"""Name, section and words of a picture, and what draws it: None where there is nothing to be seen."""
-STYLE: dict[Any, Any] = {"font.size": 10, "axes.titlesize": 10, "figure.facecolor": "white", "savefig.facecolor": "white"}
-
-FIGURES = (
-    "difference",
-    "low",
-    "high",
-    "together_low",
-    "together_high",
-    "new_low",
-    "new_high",
-    "p",
-    "moderated_p",
-    "holm_p",
-    "seeds",
-    "pairs",
-    "planned_pairs",
-    "spread",
+from grpo_core.sweep.report import tables
+from grpo_core.sweep.report.pictures import (
+    effect_figure,
+    frontier_figure,
+    heat_figure,
+    kl_curves_figure,
+    level_curves_figure,
 )
-"""Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, the one for new prompts, and so on."""
-CONTRAST = ("kind", "outcome", "knob", "level_a", "level_b")
-PAIR = ("outcome", "arm_a", "arm_b", "setting_a", "setting_b")
-INTERACTION = ("outcome", "knob", "level_a", "level_b", "other_knob", "other_level_a", "other_level_b")
-TEXT_COLUMNS = (*INTERACTION, "kind", "setting_a", "setting_b", "spread")
-COUNT_COLUMNS = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
+from grpo_core.sweep.report.words import answer, named_best
+from grpo_core.sweep.results import Results, collect
+from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.findings import Best, Findings, find
+from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
+from grpo_core.sweep.statistics.statements import KnobEffects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +37,7 @@ class SweepReport:
     """What was written."""
 
     page: Path
-    figures: tuple[Path, ...]
-    tables: Mapping[str, Path]
-    """`effects`, `interactions` and `differences`: Parquet."""
+    """`report.html`; pictures and Parquet tables lie beside it."""
     answer: tuple[str, ...]
 
 
@@ -162,140 +132,224 @@ def write_report(
     findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
     words = answer(findings)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = _save(folder, _drawings(findings, steps, syncs))
-    tables = {
-        "effects": effects_table(list(findings.effects.values())),
-        "interactions": interactions_table([found for family in findings.interactions.values() for found in family]),
-        "differences": differences_table(findings.differences),
-    }
-    paths = {name: folder / f"{name}.parquet" for name in tables}
-    for name, table in tables.items():
-        table.to_parquet(paths[name], index=False)
+    pictures = defaultdict[str, list[Picture]](list)
+    for name, section, alt, figure in _figures(findings, steps, syncs):
+        pictures[section].append(save_picture(figure, folder / f"{name}.png", alt))
+    for name, table in tables.findings_tables(findings).items():
+        table.to_parquet(folder / f"{name}.parquet", index=False)
     page = folder / "report.html"
     page.write_text(render_page(findings, words, pictures, comparison), encoding="utf-8")
-    return SweepReport(
-        page=page, figures=tuple(one.path for some in pictures.values() for one in some), tables=paths, answer=words
-    )
+    return SweepReport(page=page, answer=words)
 
 
-def _drawings(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[Drawing]:
-    sweep = findings.sweep
-    if not sweep.complete.empty:
-        yield from _effect_drawings(findings)
-        yield from _frontier_drawings(sweep)
-    if not steps.empty:
-        yield from _drift_drawings(sweep, steps, syncs)
-
-
-def _effect_drawings(findings: Findings) -> Iterator[Drawing]:
+def _figures(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[tuple[str, str, str, Figure]]:
+    """Yield name, section, words and figure of each picture, where there is something to be seen."""
     sweep, effects = findings.sweep, findings.effects["objective"]
-    for knob in sweep.varied:
+    for knob in sweep.varied if len(sweep.complete) else ():
         if effects.of(knob) or effects.association(knob):
             alt = f"The objective over {knob_name(knob)}, and paired differences between levels, as in the table below."
-            yield f"effect_{_file_name(knob)}", f"effect {knob}", alt, partial(effect_figure, findings, knob)
-    for rows, columns in combinations(sweep.varied, 2):
+            yield f"effect_{_file_name(knob)}", f"effect {knob}", alt, effect_figure(findings, knob)
+    for rows, columns in combinations(sweep.varied, 2) if len(sweep.complete) else ():
         if sweep.facts.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS:
             alt = f"Heat map: mean objective by {knob_name(rows)} and {knob_name(columns)}, written in each cell."
-            yield f"heat_{_file_name(rows)}_{_file_name(columns)}", "pairs", alt, partial(heat_figure, sweep, rows, columns)
-
-
-def _frontier_drawings(sweep: SweepRuns) -> Iterator[Drawing]:
+            yield f"heat_{_file_name(rows)}_{_file_name(columns)}", "pairs", alt, heat_figure(sweep, rows, columns)
     for measure in ("reward", "accuracy"):
         if any(sweep.values(measure).values()) and any(sweep.values("kl_ref_seq").values()):
             alt = (
                 f"Scatter: {MEASURES[measure].outcome} of every run and arm against the square root of the KL, to the current "
                 "reference and to the initial policy. The figures are in the table of arms."
             )
-            yield f"frontier_{measure}", "frontier", alt, partial(frontier_figure, sweep, measure)
-
-
-def _drift_drawings(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[Drawing]:
+            yield f"frontier_{measure}", "frontier", alt, frontier_figure(sweep, measure)
+    if steps.empty:
+        return
     alt = "KL per token over steps to the current reference and to the initial policy, panel by panel, syncs marked."
-    yield "kl_curves", "drift", alt, partial(kl_curves_figure, sweep, steps, syncs)
+    yield "kl_curves", "drift", alt, kl_curves_figure(sweep, steps, syncs)
     for knob in sweep.varied:
-        alt = f"Reward, entropy, groups with equal rewards and length over steps, by {knob_name(knob)}."
-        yield f"curves_{_file_name(knob)}", "curves", alt, partial(level_curves_figure, sweep, steps, knob)
-
-
-def _save(folder: Path, drawings: Iterable[Drawing]) -> dict[str, list[Picture]]:
-    """Save pictures as PNG files; return them by section."""
-    pictures = defaultdict[str, list[Picture]](list)
-    for name, section, alt, draw in drawings:
-        # The whole drawing: rcParams are read when text is made and again when it is laid out.
-        with mpl.rc_context(STYLE):
-            if (figure := draw()) is not None:
-                take_literally(figure)
-                figure.savefig(folder / f"{name}.png", dpi=DPI)
-                pictures[section].append(Picture(path=folder / f"{name}.png", alt=alt))
-    return pictures
-
-
-def effects_table(families: Sequence[KnobEffects]) -> pandas.DataFrame:
-    """Return contrasts and associations as one table, a row each."""
-    rows: list[tuple[object, ...]] = [
-        ("contrast", found.outcome, found.knob, found.first_name, found.second_name, *_figures(found), None, None)
-        for family in families
-        for found in family.contrasts
-    ]
-    for found in (found for family in families for found in family.associations):
-        figures = {"p": found.correlation.p, "holm_p": found.holm_p}
-        row = ("association", found.outcome, found.knob, None, None, *map(figures.get, FIGURES))
-        rows.append((*row, found.correlation.rho, found.correlation.count))
-    return _typed((*CONTRAST, *FIGURES, "rho", "arms"), rows)
-
-
-def differences_table(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
-    """Return the differences between arms as a table, a row a pair."""
-    return _typed(
-        (*PAIR, *FIGURES),
-        [
-            (found.outcome, found.first, found.second, found.first_name, found.second_name, *_figures(found))
-            for found in comparisons
-        ],
-    )
-
-
-def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
-    """Return interactions as a table, a row each: the effect b minus a of a knob at the other one's b, minus that at its a."""
-    return _typed(
-        (*INTERACTION, *FIGURES),
-        [
-            (
-                *(found.outcome, found.knob, level_name(found.knob, found.first), level_name(found.knob, found.second)),
-                *(found.other, level_name(found.other, found.at_first), level_name(found.other, found.at_second)),
-                *_figures(found),
-            )
-            for found in interactions
-        ],
-    )
-
-
-def _figures(found: Comparison | Interaction) -> tuple[object, ...]:
-    estimate = found.estimate
-    intervals = (estimate.low, estimate.high, *found.simultaneous_interval, *found.new_prompts)
-    p_values = (estimate.p, found.moderated_p, found.holm_p)
-    return (estimate.mean, *intervals, *p_values, estimate.seeds, found.pairs, found.planned_pairs, estimate.spread)
-
-
-def _typed(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> pandas.DataFrame:
-    """Give every column its type also where no row says it: a reader of Parquet must find the same schema in every sweep."""
-    types = {name: "string" if name in TEXT_COLUMNS else "Int64" if name in COUNT_COLUMNS else "float64" for name in columns}
-    return pandas.DataFrame(rows, columns=list(columns)).astype(types)
-
-
-def take_literally(figure: Figure) -> None:
-    """Keep matplotlib from reading what stands between two dollar signs as mathematics; its own powers of ten stay."""
-    own = [
-        label
-        for panel in figure.axes
-        for axis in (panel.xaxis, panel.yaxis)
-        if isinstance(axis.get_major_formatter(), LogFormatter)
-        for label in axis.get_ticklabels(which="both")
-    ]
-    for text in figure.findobj(Text):
-        if not any(text is label for label in own):
-            text.set_parse_math(False)
+        if (figure := level_curves_figure(sweep, steps, knob)) is not None:
+            alt = f"Reward, entropy, groups with equal rewards and length over steps, by {knob_name(knob)}."
+            yield f"curves_{_file_name(knob)}", "curves", alt, figure
 
 
 def _file_name(knob: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in knob)
+
+
+# The page
+
+
+def render_page(
+    findings: Findings, answer: Sequence[str], pictures: Mapping[str, Sequence[Picture]], comparison: str | None = None
+) -> str:
+    """Return the page as HTML.
+
+    Args:
+        findings: what it shows.
+        answer: the plain words.
+        pictures: of each section, by its anchor; those of a knob's effect by `effect <knob>`.
+        comparison: page of the comparison of the runs; None = there is none.
+    """
+    facts, sweep, best = findings.facts, findings.sweep, named_best(findings)
+    planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
+    plan = {
+        "Objective": facts.objective,
+        "Knobs": "; ".join(f"{knob_title(knob)}: {_levels(sweep, knob)}" for knob in facts.knobs),
+        "Seeds": f"{', '.join(map(str, facts.seeds))} (the same in every arm)",
+        "Runs": f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}",
+        "Sampler": f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time",
+    }
+    if GROUP_SIZE in facts.knobs:
+        plan["Held"] = held_words(sweep)
+    title = f"Sweep {facts.name}"
+    sections = [*_knob_sections(findings, pictures), *_sections(findings, best, pictures)]
+    values = {"facts": facts, "plan": plan, "answer": answer, "comparison": comparison}
+    return render("grpo_core.sweep.report", "report.html.j2", title, sections, **values)
+
+
+def _levels(sweep: SweepRuns, knob: str) -> str:
+    levels = [level_name(knob, level) for level in sweep.levels(knob)] or ["no arm yet"]
+    return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
+
+
+def held_words(sweep: SweepRuns) -> str:
+    """Return what a sweep over the group size held constant, and the range that its complete runs really had of it."""
+    hold = sweep.facts.hold
+    known = sweep.complete[hold].dropna().tolist() if hold in sweep.complete else []
+    measured = f": {min(known):,.0f} to {max(known):,.0f} in the complete runs" if len(known) else ""
+    return f"{hold or 'nothing, so the arms differ in data and compute, too'}{measured}"
+
+
+def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
+    """Return where wall-clock went, one line a fact."""
+    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
+    line = f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"
+    elapsed, at_a_time = sweep.facts.elapsed_seconds, sweep.facts.concurrency
+    if not elapsed or not trained:
+        return (line,)
+    share = f"{trained / (elapsed * at_a_time):.0%} = {duration(trained)} / ({duration(elapsed)} x {at_a_time} at a time)"
+    return line, f"share of the machine's time spent in training steps: {share}"
+
+
+def _knob_sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
+    return [
+        Section(
+            anchor=f"knob-{index}",
+            title=f"Effect of {knob_name(knob)}",
+            words=(_effect_note(findings.effects["objective"], knob),),
+            pictures=tuple(pictures.get(f"effect {knob}", ())),
+            tables=(tables.contrast_table(findings.effects["objective"], knob),),
+        )
+        for index, knob in enumerate(findings.facts.knobs)
+    ]
+
+
+def _effect_note(effects: KnobEffects, knob: str) -> str:
+    if effects.of(knob):
+        return EFFECT_NOTE
+    found = effects.association(knob)
+    nothing = "There is nothing to compare: one level, or no matched pair of complete runs."
+    return nothing if found is None else f"An association over arms, not a contrast of matched ones: {found.reason}."
+
+
+def _sections(findings: Findings, best: Best | None, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
+    """Return the sections after those of each knob: a note stands only above what it explains."""
+    sweep, facts = findings.sweep, findings.facts
+    crossed = [tables.interaction_table(findings, outcome) for outcome in findings.interactions]
+    drifts = [findings.effects[outcome] for outcome in findings.interactions if outcome != "objective"]
+    of_drift = [tables.contrast_table(effects, knob) for effects in drifts for knob in sweep.varied]
+    arms = (tables.outcome_table(sweep, best), tables.cost_table(sweep, best))
+    over = f" Arms over the bound of {facts.kl_bound} ({facts.kl_metric}) are drawn, but not joined." if facts.kl_bound else ""
+    pairs_note = [PAIRS_NOTE] * ("pairs" in pictures) + [INTERACTION_NOTE] * any(table.rows for table in crossed)
+    sections: list[tuple[str, str, Sequence[str], Sequence[Table]]] = [
+        ("sampled", "Knobs without matched arms", (), [tables.association_table(findings.effects["objective"])]),
+        ("pairs", "Pairs of knobs", pairs_note, crossed),
+        ("frontier", "Reward against drift", [FRONTIER_NOTE + over] * ("frontier" in pictures), ()),
+        ("drift", "KL over steps", [DRIFT_NOTE] * ("drift" in pictures), [*of_drift, *map(tables.association_table, drifts)]),
+        ("curves", "Reward, entropy and length over steps", [CURVES_NOTE] * ("curves" in pictures), ()),
+        ("arms", "Arms", (), arms),
+        (
+            "differences",
+            "Arms against each other",
+            [ARMS_NOTE] * bool(findings.differences),
+            [tables.difference_table(findings)],
+        ),
+        ("secondary", "What else the knobs change", (), [tables.secondary_table(findings)]),
+        ("costs", "Where the time went", time_lines(sweep) if sweep.arms else (), ()),
+        ("left-out", "Runs left out", (), [tables.left_out_table(sweep)]),
+        ("method", "How it was computed", METHOD, ()),
+        ("runs", "All runs", (), [tables.run_table(sweep)]),
+    ]
+    return [
+        Section(anchor=anchor, title=title, words=tuple(words), pictures=tuple(pictures.get(anchor, ())), tables=tuple(shown))
+        for anchor, title, words, shown in sections
+    ]
+
+
+EFFECT_NOTE = (
+    "Left: each grey line is a seed, averaged over the arms that are complete at every level; thick is the mean with "
+    "its 95 % interval, which includes what a seed does to all levels. Right: differences within seeds; thick, the 95 "
+    "% interval of this difference alone; thin, wide enough for all of them at once; orange stands after Holm's "
+    "correction. No line: one seed, or no spread."
+)
+PAIRS_NOTE = (
+    f"Mean objective over all other knobs, {PLUS_MINUS.format(seeds='its')}, which includes what a seed does to all cells. "
+    "Within a seed only settings of the other knobs enter that are complete in every cell."
+)
+FRONTIER_NOTE = (
+    f"Small markers are runs. Large markers are arm means, {PLUS_MINUS.format(seeds='their')}; a bar that reaches the edge of "
+    "the picture is longer than it shows. The line joins the arms that no other beats in both; their numbers are those of "
+    "the table of arms. Up and left is better. After a reference sync the left picture starts again from 0 and the right "
+    "does not."
+)
+INTERACTION_NOTE = (
+    "How far the difference between two levels of a knob differs between two levels of another: 0 where the knobs do not "
+    "depend on each other. Paired within seeds, at equal settings of the remaining knobs."
+)
+DRIFT_NOTE = (
+    "A line is a seed, or in panels with several arms a run. Dotted vertical lines mark reference syncs, which hold from the "
+    "next step."
+)
+CURVES_NOTE = (
+    "A line is the mean of the complete runs at a level; pruned arms and runs that have not finished do not enter. Within a "
+    "seed only settings of the other knobs enter that are complete at every level, unless there is none."
+)
+ARMS_NOTE = "Arms are many, seeds few; the effects of knobs above average over arms and show more."
+METHOD = (
+    (
+        "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "
+        "the sample. Only runs that finished enter, and only with their matched partner; an arm with a pruned run leaves with "
+        "all its runs."
+    ),
+    (
+        "Intervals and p-values: Student's paired t over seeds, df = seeds - 1. One seed has neither. They are for the prompts "
+        "that all runs were evaluated on. Intervals for new prompts, where the objective is known prompt by prompt: two-way, "
+        "seeds and prompts (Cameron, Gelbach & Miller 2011), df after Satterthwaite, never narrower than those over seeds."
+    ),
+    (
+        "Moderated p: the variances of the knobs' contrasts, of interactions and of pairs of arms are each shrunk to what they "
+        "have in common (Smyth 2004), which few seeds need most. From 5 seeds on a claim rests on it, and on an interval that "
+        "excludes 0; below that on the ordinary p."
+    ),
+    (
+        "± is the same everywhere in this report: half of Student's 95 % interval of a mean over seeds. Intervals of 95 % are "
+        'each for itself, unadjusted; so is what the answer calls "alone". A difference is claimed if its p-value stands after '
+        "Holm's weighted step-down correction (Holm 1979) in the report's one family: all that the answer is about, in the "
+        "objective and in the drift. The question that the sweep names (primary) has 60 % of the 5 %; the rest is exploratory, "
+        "and divided evenly between knobs, interactions and pairs of arms, so that many pairs take nothing from few knobs. The "
+        "chance of even one false claim in a report is then at most 5 %. Before all planned runs are in nothing is claimed. "
+        'The column "all at once" (Bonferroni) is wide enough for the whole family together.'
+    ),
+    (
+        "The same difference in every seed has no spread. If it is 0 it is called identical, with p = 1. If not, its "
+        "interval has width 0 and the t test's p is 0; since a coarse score agrees by chance, Holm's correction uses the "
+        "sign test's 2^(1 - seeds) there."
+    ),
+    (
+        "Knobs without matched arms (sampled ones): Spearman's rank correlation over arm means with a permutation p-value. An "
+        "adaptive sampler draws where it was good before, so its arms are not independent and the p-value is a guide."
+    ),
+    (
+        "The best of many arms was partly lucky: without luck its mean is shrunk to that of all ranked arms by the share of "
+        "their spread that is error (empirical Bayes, Efron & Morris 1975). An arm keeps a bound on the drift if the upper end "
+        "of its one-sided 95 % interval does. Reward against √KL: Gao, Schulman & Hilton 2022, arXiv:2210.10760."
+    ),
+)

@@ -1,62 +1,113 @@
-"""The answer of a sweep in plain lines, made from the same objects as the tables and figures."""
+"""The answer of a sweep in plain lines: the best arm, what each knob changes, the drift, and what so few seeds can show.
+
+The lines are made from the same objects as the tables.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import median
 
-from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import PLUS_MINUS, arm_names, arms_of, counted, kl_lines, plain, significant, with_half_width
-from grpo_core.sweep.report.knob_words import amount, drift_lines, knob_lines, not_established, on_these_prompts, question_lines
-from grpo_core.sweep.statistics.effects import mean_and_half_width
-from grpo_core.sweep.statistics.findings import Best, Findings, Rival, best_arm, check_bound, rank, shrunken_means
+from grpo_core.sweep.display import (
+    MOST_LISTED,
+    PLUS_MINUS,
+    UNKNOWN,
+    arm_name,
+    arm_names,
+    arms_of,
+    bounds,
+    counted,
+    estimate_text,
+    first_few,
+    kl_lines,
+    knob_name,
+    level_name,
+    p_words,
+    plain,
+    significant,
+    with_half_width,
+)
+from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.findings import (
+    Best,
+    Findings,
+    Rival,
+    best_arm,
+    check_bound,
+    drift_measure,
+    shrunken_means,
+)
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepRuns
-from grpo_core.sweep.statistics.statements import AnyStatement
+from grpo_core.sweep.statistics.statements import AnyStatement, Association, Comparison, Difference
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
-HELD = {
-    "prompts": "prompts of a step, so larger groups had more completions, tokens and time a step",
-    "completions": "completions of a step, so larger groups saw fewer prompts a step",
-    "tokens": "tokens, so arms may differ in their steps and prompts",
-}
-"""Invariant -> what was held, and what it means for the comparison."""
-MEASURED = {"tokens": "generated", "completions": "had"}
-"""Invariants that the frame of runs measures, in a column of that name, with the verb of the sentence."""
-NO_HOLD = "nothing was held constant while the group size changed, so the arms differ in data and compute, too"
+
+Wording = tuple[str, str]
+"""How a difference is put where it is claimed, and else; {high} and {low} are the levels with the larger and smaller figure."""
+HIGHER_IS_BETTER: Wording = ("{high} beats {low} by {amount}", "{high} over {low}")
+DRIFT: Wording = ("{low} has lower drift than {high} by {amount}", "{low} lower than {high}")
 
 
 def answer(findings: Findings) -> tuple[str, ...]:
-    """Return the answer: the best arm, each knob with its drift and interactions, what else differs, and what is missing."""
+    """Return the answer: the question, the best arm, each knob with its drift and interactions, and what is missing."""
     sweep = findings.sweep
     if sweep.complete.empty:
-        return (_nothing_words(sweep), *_left_out_lines(sweep))
-    best = best_arm(findings)
+        return ("no run is complete with a known objective: there is nothing to compare yet", *_left_out_lines(sweep))
     return (
-        *interim_lines(sweep),
-        *question_lines(findings),
-        *(best_lines(findings, best) if best is not None else ()),
-        *bound_lines(sweep, best),
-        *seeds_lines(findings),
-        *knob_lines(findings),
-        *drift_lines(findings),
+        *_interim_lines(sweep),
+        *_question_lines(findings),
+        *_best_lines(findings),
+        *_bound_lines(sweep),
+        *_seeds_lines(findings),
+        *_knob_lines(findings),
+        *_drift_lines(findings),
         *_family_lines(findings),
-        *_confound_lines(findings),
         *_left_out_lines(sweep),
     )
 
 
-def interim_lines(sweep: SweepRuns) -> list[str]:
-    """Return that nothing is claimed yet, and how far the sweep is; nothing where every planned run is in."""
+def named_best(findings: Findings) -> Best | None:
+    """Return the best arm; None where it is not to be named: none can be, or planned runs are still to come."""
+    return None if findings.sweep.awaited[0] else best_arm(findings)
+
+
+def new_prompts_text(found: Difference, sign: int = 1) -> str:
+    """Return the interval of a difference for other seeds and other prompts, turned round for `sign` -1."""
+    return UNKNOWN if math.isnan(found.new_prompts[0]) else bounds(found.estimate.mean, *found.new_prompts, sign)[1]
+
+
+def _amount(found: Difference) -> str:
+    """Return the difference as a positive one, with its interval, and that for new prompts."""
+    sign = -1 if found.estimate.mean < 0 else 1
+    new = "" if math.isnan(found.new_prompts[0]) else f" (on new prompts {new_prompts_text(found, sign)})"
+    same = ", the same in every seed" if found.estimate.spread == "constant" else ""
+    return estimate_text(found.estimate, sign) + same + new
+
+
+def _on_these_prompts(sweep: SweepRuns, lines: Sequence[str], outcome: str = "objective") -> list[str]:
+    """Return lines with the prompts that their intervals are about, where they have any; the drift has its own."""
+    prompts = sweep.prompts if outcome == "objective" else "these prompts"
+    return [f"{line}; on {prompts}" if " [" in line or "±" in line else line for line in lines]
+
+
+def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
+    return [found for found in statements if not math.isnan(found.p)]
+
+
+# What the lines are about together
+
+
+def _interim_lines(sweep: SweepRuns) -> list[str]:
     awaited, seeds = sweep.awaited
-    planned = counted(len(sweep.facts.seeds), "seed")
-    still = f"{counted(awaited, 'run')} to come"
-    return [f"interim: {seeds} of {planned} ({still}); no claims are made before all planned seeds are in"] if awaited else []
+    done = f"{seeds} of {counted(len(sweep.facts.seeds), 'seed')} ({counted(awaited, 'run')} to come)"
+    return [f"interim: {done}; no claims are made before all planned seeds are in"] if awaited else []
 
 
 def _family_lines(findings: Findings) -> list[str]:
-    """Return what the lines above are together: exploratory, but for the question."""
     size = len(_tested(findings.sentences))
     if size < 2 or findings.sweep.awaited[0]:
         return []
@@ -67,164 +118,212 @@ def _family_lines(findings: Findings) -> list[str]:
     ]
 
 
-def _nothing_words(sweep: SweepRuns) -> str:
-    """Return why nothing is compared where no run is complete."""
-    states = set(sweep.table["status"])
-    if states <= {"missing"}:
-        return "no run has been begun: there is nothing to compare yet"
-    if states & {"running", "interrupted"}:
-        return "no run is complete yet: nothing can be compared"
-    return "no run finished with a known objective: nothing can be compared"
-
-
-def _confound_lines(findings: Findings) -> list[str]:
-    lines, table = [f"confound: {line}" for line in kl_lines(findings.facts.knobs)], findings.sweep.table
-    if GROUP_SIZE in findings.facts.knobs:
-        lines.append(f"confound: {held_words(findings.sweep)}")
-        factors = table.groupby(GROUP_SIZE, dropna=False)["advantage_rms_factor"].mean().dropna()
-        if len(factors) > 1 and factors.max() - factors.min() > 1e-3:
-            listed = ", ".join(f"{plain(float(factor))} at G={size:g}" for size, factor in factors.items())
-            lines.append(
-                f"confound: the advantages' root mean square depends on the group size ({listed}), so a sweep over it also "
-                "sweeps the step size"
-            )
-    if len(set(findings.sweep.complete["steps"].dropna())) > 1:
-        lines.append("confound: complete runs differ in their number of steps (see the table of costs)")
-    return lines
-
-
 def _left_out_lines(sweep: SweepRuns) -> list[str]:
     kinds = Counter(run.kind for run in sweep.left_out())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    line = f"not in the statistics: {counted(kinds.total(), 'run')} ({counts})"
-    if "interrupted" in kinds:
-        resume = f"; `{sweep.facts.resume}` resumes them" if sweep.facts.resume else ""
-        line += f"; interrupted runs are not running now{resume}"
-    if sweep.pruned:
-        leave, its = ("arm was pruned and leaves", "its") if len(sweep.pruned) == 1 else ("arms were pruned and leave", "their")
-        line += (
-            f"; {len(sweep.pruned)} {leave} the statistics with all {its} runs, since the seeds that the pruner let through "
-            "would flatter an arm; what is left still flatters levels whose worse arms are gone"
-        )
-    return [line] if kinds else []
+    resume = f"; `{sweep.facts.resume}` continues what is interrupted" if sweep.facts.resume and "interrupted" in kinds else ""
+    return [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts}){resume}"] if kinds else []
 
 
-def best_lines(findings: Findings, best: Best) -> list[str]:
-    """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
-    score = with_half_width(*mean_and_half_width(findings.sweep.values("objective")[best.arm.number].values()))
-    spread = f" ({PLUS_MINUS.format(seeds=best.seeds)})" if best.seeds > 1 else ""
-    shrunken = shrunken_means(findings.sweep, best.ranked)[best.arm.number]
-    luck = "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {len(best.ranked)}"
-    name = f"best of {counted(len(best.ranked), 'arm')}: {best.arm.name} (arm {best.arm.number})"
-    head = on_these_prompts(findings.sweep, f"{name}: {score}{spread}{luck}")
-    if best.seeds == 1:
-        lines = [f"{head}; one seed shows no spread, so it ranks no arms"]
-    elif not best.rivals:
-        lines = [f"{head}; it is the only arm with that many seeds"]
-    else:
-        lines = [head, *_rival_lines(findings, best.rivals)]
-    if best.unranked:
-        arms, verb = counted(len(best.unranked), "arm"), "is" if len(best.unranked) == 1 else "are"
-        lines.append(f"{arms} with fewer complete seeds {verb} not ranked: {arm_names(best.unranked)}")
-    return lines
-
-
-def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
-    beaten = [rival for rival in rivals if rival.is_beaten]
-    alone = [rival for rival in rivals if rival.is_beaten_alone]
-    same = [rival for rival in rivals if rival not in beaten and rival not in alone]
-    total, pairs = len(rivals), counted(len(_tested(findings.differences)), "pair")
-    lines = [f"arm by arm, after correction over {pairs}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
-    if findings.sweep.awaited[0]:
-        lines = []
-    if alone:
-        lines.append(
-            f"arm by arm, {not_established(findings.sweep)} (alone: the pair's own 95 % interval excludes 0): better than "
-            f"{arms_of(len(alone), total)}{_by_amount(alone)}"
-        )
-    if same:
-        lines.append(
-            f"arm by arm, no difference established, not even alone: {arms_of(len(same), total)}: "
-            f"{arm_names([rival.arm for rival in same])}"
-        )
-    return [on_these_prompts(findings.sweep, line) for line in lines]
-
-
-def _by_amount(rivals: Sequence[Rival]) -> str:
-    """Return the arms, the farthest behind first, and by how much the first and the last are; nothing where there are none."""
-    ordered = sorted(rivals, key=lambda rival: -rival.lead)
-    differences = [amount(rival.difference) for rival in ordered if rival.difference is not None]
-    ends = differences if len(differences) < 2 else [differences[0], differences[-1]]
-    return f", by {' down to '.join(ends)}: {arm_names([rival.arm for rival in ordered])}" if ends else ""
-
-
-def seeds_lines(findings: Findings) -> list[str]:
-    """Return what the seeds of a sweep can show, where they are few: how large a difference has to be, in its own unit."""
+def _seeds_lines(findings: Findings) -> list[str]:
+    """Return how large a difference has to be for so few seeds to show it, in its own unit."""
     levels, arms = _tested(findings.effects["objective"].contrasts), _tested(findings.differences)
     seeds = max((found.estimate.seeds for found in [*levels, *arms]), default=0)
     if not 2 <= seeds <= FEW_SEEDS:
         return []
     alone = smallest_t(seeds, 1)
     needs = [f"an interval alone excludes 0 once a difference is {significant(alone)} times its standard error"]
-    for what, found in (("between levels", levels), ("between arms", arms)):
+    for what, found in (("levels", levels), ("arms", arms)):
         errors = [standard_error(one.differences) for one in found if one.estimate.spread == "varies"]
         if errors:
-            error, family = median(errors), max(one.family_size for one in found)
-            needed = plain(smallest_t(seeds, family) * error)
-            corrected = f", and of {needed} to stand after correction" if family > 1 else ""
-            needs.append(f"{what} that is typically a difference of {plain(alone * error)}{corrected}")
-    two = (
-        "; with 1 degree of freedom an interval excludes 0 only where the differences of the two seeds lie within "
-        f"{200 / alone:.0f} % of each other: what is not established here may well be there"
-    )
-    return [f"what {seeds} seeds can show: {'; '.join(needs)}{two if seeds == 2 else ''}"]
+            corrected = smallest_t(seeds, max(one.family_size for one in found))
+            own, needed = (plain(factor * median(errors)) for factor in (alone, corrected))
+            needs.append(f"between {what} that is typically a difference of {own}, and of {needed} to stand after correction")
+    if seeds == 2:
+        needs.append(
+            "with 1 degree of freedom an interval excludes 0 only where the differences of the two seeds lie within "
+            f"{200 / alone:.0f} % of each other: what is not established here may well be there"
+        )
+    return [f"what {seeds} seeds can show: {'; '.join(needs)}"]
 
 
-def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
-    """Return what the bound on the drift did to the ranking; nothing without a bound or a complete run."""
-    facts, check = sweep.facts, check_bound(sweep)
-    if facts.kl_bound is None or not check.drifts:
-        return []
-    bound = f"the bound of {facts.kl_bound:g} ({facts.kl_metric})"
-    if not check.over:
-        return [f"within {bound}: all {counted(len(check.drifts), 'arm')}"]
-    first = rank(sweep, [*check.within, *check.over])[0][0]
-    score, drift = mean_and_half_width(sweep.values("objective")[first.number].values())[0], check.drifts[first.number]
-    upper = f", at most {plain(check.upper[first.number])} at 95 %" if check.upper[first.number] > drift else ""
-    at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats{upper}"
-    name = f"{first.name} (arm {first.number}) with the highest objective {plain(score)} at {at}"
+# The best arm
+
+
+def _best_lines(findings: Findings) -> list[str]:
+    """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
+    best, sweep = named_best(findings), findings.sweep
     if best is None:
-        return [f"every arm is over {bound}, so none is the best; otherwise it would have been {name}"]
-    among = f"among them {name}" if first in check.over else "without changing which arm is the best"
-    unknown = sum(math.isnan(check.drifts[arm.number]) for arm in check.over)
-    counts = f"; the drift of {counted(unknown, 'arm')} is unknown, which counts as over it" if unknown else ""
+        return []
+    score = with_half_width(*mean_and_half_width(sweep.values("objective")[best.arm.number].values()))
+    line = f"best of {counted(len(best.ranked), 'arm')}: {best.arm.name} (arm {best.arm.number}): {score}"
+    line += f" ({PLUS_MINUS.format(seeds=best.seeds)})" if best.seeds > 1 else "; one seed shows no spread, so it ranks no arms"
+    shrunken = shrunken_means(sweep, best.ranked)[best.arm.number]
+    if not math.isnan(shrunken):
+        line += f"; {plain(shrunken)} without the luck of being the best of {len(best.ranked)}"
+    lines = [line, *(_rival_lines(findings, best.rivals) if best.seeds > 1 and best.rivals else ())]
+    if best.unranked:
+        lines.append(f"not ranked, with fewer complete seeds: {arm_names(best.unranked)}")
+    return _on_these_prompts(sweep, lines)
+
+
+def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
+    beaten = [rival for rival in rivals if rival.is_beaten]
+    alone = [rival for rival in rivals if rival.is_beaten_alone]
+    same = [rival.arm for rival in rivals if rival not in beaten and rival not in alone]
+    total, pairs = len(rivals), counted(len(_tested(findings.differences)), "pair")
+    lines = [f"arm by arm, after correction over {pairs}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
+    if alone:
+        why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
+        lines.append(f"arm by arm, {why}: better than {arms_of(len(alone), total)}{_by_amount(alone)}")
+    if same:
+        none = "no difference established, not even alone"
+        lines.append(f"arm by arm, {none}: {arms_of(len(same), total)}: {arm_names(same)}")
+    return lines
+
+
+def _by_amount(rivals: Sequence[Rival]) -> str:
+    """Return the arms, the farthest behind first, and by how much the first and the last are; nothing where there are none."""
+    ordered = sorted(rivals, key=lambda rival: -rival.lead)
+    amounts = [_amount(rival.difference) for rival in ordered if rival.difference is not None]
+    ends = " down to ".join(dict.fromkeys([*amounts[:1], *amounts[-1:]]))
+    return f", by {ends}: {arm_names([rival.arm for rival in ordered])}" if ends else ""
+
+
+def _bound_lines(sweep: SweepRuns) -> list[str]:
+    check, bound = check_bound(sweep), f"the bound of {sweep.facts.kl_bound} ({sweep.facts.kl_metric})"
+    if sweep.facts.kl_bound is None:
+        return []
+    over = f"; over it, so never the best: {arm_names(check.over)}" if check.over else ""
+    return [f"within {bound}: {len(check.within)} of {counted(len(check.drifts), 'arm')}{over}"]
+
+
+# Knobs
+
+
+def _question_lines(findings: Findings) -> list[str]:
+    asked = findings.facts.primary
+    if asked is None:
+        return []
+    between = "" if asked.levels is None else " " + " or ".join(level_name(asked.knob, level) for level in asked.levels)
+    words = _knob_words(findings, asked.knob, "objective", question=True)
+    return _on_these_prompts(findings.sweep, [f"the question, {knob_name(asked.knob)}{between}: {words}"])
+
+
+def _knob_lines(findings: Findings) -> list[str]:
+    lines = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.facts.knobs]
+    return _on_these_prompts(findings.sweep, [*lines, *_interaction_lines(findings, "objective", "interaction of")])
+
+
+def _drift_lines(findings: Findings) -> list[str]:
+    """Return a line a knob about the drift from the initial policy, and one for each two knobs that interact in it."""
+    sweep, measure = findings.sweep, drift_measure(findings.sweep)
+    if measure is None or measure not in findings.effects:
+        return []
+    unit = f"(KL to the initial policy, {MEASURES[measure].drift})"
+    lines = [f"drift by {knob_name(knob)} {unit}: {_knob_words(findings, knob, measure)}" for knob in sweep.varied]
+    lines += _interaction_lines(findings, measure, "drift, interaction of")
+    return [*_on_these_prompts(sweep, lines, measure), *kl_lines(sweep.varied)]
+
+
+def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool = False) -> str:
+    effects, is_drift = findings.effects[outcome], outcome != "objective"
+    association, contrasts = effects.association(knob), effects.of(knob)
+    of_knob = [association] if association is not None else contrasts
+    asked = [found for found in of_knob if (found in findings.question) == question]
+    if not asked:
+        nothing = "nothing to compare: one level, or no matched pair of complete runs"
+        return "answered by the question" if of_knob and not question else nothing
+    if association is not None:
+        return _association_words(association, "drift" if is_drift else "objective")
+    contrasts = sorted((one for one in contrasts if one in asked), key=lambda found: -abs(found.estimate.mean))
+    unclaimed = _not_established(findings.sweep)
+    return _contrast_words(_tested(contrasts) or contrasts, DRIFT if is_drift else HIGHER_IS_BETTER, unclaimed)
+
+
+def _not_established(sweep: SweepRuns) -> str:
+    return "not claimed while interim" if sweep.awaited[0] else "not established after correction"
+
+
+def _contrast_words(contrasts: Sequence[Comparison], wording: Wording, unclaimed: str) -> str:
+    """Return the contrasts of one knob, the largest first: those that stand, that stand alone, and that are open."""
+    claims = [_claim_words(found, wording) for found in contrasts if found.is_claim]
+    alone = [
+        f"{_put(found, wording[1])} (alone: {_amount(found)}, Holm {p_words(found.holm_p)})"
+        for found in contrasts
+        if found.is_significant_uncorrected
+    ]
+    rest = [found for found in contrasts if not found.is_claim and not found.is_significant_uncorrected]
+    still_open = [f"{_put(found, wording[1])} by {_amount(found)}" for found in rest]
+    more = [f"{len(claims) - MOST_LISTED} more differences stand in the table"] if len(claims) > MOST_LISTED else []
+    texts = [*claims[:MOST_LISTED], *more, *([f"{unclaimed}: {first_few(alone)}"] if alone else [])]
+    if rest and texts:
+        texts.append(f"no difference established for {first_few(still_open)}")
+    elif rest and math.isnan(rest[0].p):
+        texts.append(f"one seed shows no spread, so nothing is established (largest difference {still_open[0]})")
+    elif rest:
+        seeds = counted(min(found.estimate.seeds for found in rest), "seed")
+        texts.append(f"no difference established with {seeds} (largest: {still_open[0]}, Holm {p_words(rest[0].holm_p)})")
+    return "; ".join(texts)
+
+
+def _put(found: Comparison, template: str) -> str:
+    """Return a difference in words, {high} the level with the larger figure: `0.1 beats 4 by 0.210 [0.191, 0.228]`."""
+    low, high = (found.first_name, found.second_name)[:: -1 if found.estimate.mean < 0 else 1]
+    return template.format(high=high, low=low, amount=_amount(found))
+
+
+def _claim_words(found: Comparison, wording: Wording) -> str:
+    sign = 1 if found.estimate.mean > 0 else -1
+    at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1].strip("[]").split(",")[0]
+    is_sure = min(sign * end for end in found.simultaneous_interval) > 0
+    surely = f", at least {at_least} with all comparisons at once" if is_sure else ""
+    return f"{_put(found, wording[0])} (Holm {p_words(found.holm_p)}{surely})"
+
+
+def _association_words(found: Association, what: str) -> str:
+    rho, count = found.correlation.rho, counted(found.correlation.count, "arm")
+    if math.isnan(found.p):
+        return f"{found.reason}, and {count} cannot show an association"
+    direction = f"larger values go with a {'higher' if rho > 0 else 'lower'} {what}"
+    head = direction if found.is_claim else f"no association established with {count}"
+    facts = f"rank correlation {rho:+.2f} over {count}, Holm {p_words(found.holm_p)}"
+    return f"{head} ({facts}); an association, not matched arms: {found.reason}"
+
+
+def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str]:
+    """Return a line for each two knobs whose strongest interaction matters to what is written about either of them."""
+    strongest = [
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_significant_uncorrected, abs(found.estimate.mean)))
+        for _, of_knobs in groupby(_tested(findings.interactions.get(outcome, ())), key=lambda found: (found.knob, found.other))
+    ]
     return [
-        f"over {bound}: {counted(len(check.over), 'arm')}, {among}{counts}; never the best, but part of the lines about knobs"
+        f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(findings.sweep, found)}"
+        for found in strongest
+        if found.estimate.excludes_zero or _hides(findings, found)
     ]
 
 
-def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
-    return [found for found in statements if not math.isnan(found.p)]
+def _hides(findings: Findings, found: Interaction) -> bool:
+    """Return whether a mean effect that seems established is smaller than the difference between the effects it averages."""
+    effects, levels = findings.effects[found.outcome], ({found.first, found.second}, {found.at_first, found.at_second})
+    averages = [main for main in [*effects.of(found.knob), *effects.of(found.other)] if {main.first, main.second} in levels]
+    return any(abs(found.estimate.mean) > abs(main.estimate.mean) and main.estimate.excludes_zero for main in averages)
 
 
-def held_words(sweep: SweepRuns) -> str:
-    """Return what was held, the range that the complete runs really had of it, and what that means for the comparison.
-
-    The range is that of whole runs: largest / smallest - 1, in per cent.
-    """
-    hold = sweep.facts.hold
-    if hold is None:
-        return NO_HOLD
-    return f"held: {HELD.get(hold, hold)}" + (f"; {_measured(sweep, hold)}" if hold in MEASURED else "")
-
-
-def _measured(sweep: SweepRuns, hold: str) -> str:
-    known = sweep.complete[hold].dropna()
-    if known.empty:
-        return f"how many {hold} the runs {MEASURED[hold]} was not measured"
-    least, most = float(known.min()), float(known.max())
-    if least == most:
-        return f"measured, every run {MEASURED[hold]} {least:,.0f} {hold}"
-    percent = 100 * (most / least - 1) if least > 0 else 0.0
-    apart = f" ({f'{percent:.0f}' if percent >= 1 else significant(percent, 1)} % apart)" if percent else ""
-    return f"measured, the runs {MEASURED[hold]} between {least:,.0f} and {most:,.0f} {hold}{apart}"
+def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
+    effects = simple_effects(sweep, found)
+    sides = [effects[level].mean for level in (found.at_first, found.at_second) if level in effects]
+    sign = -1 if max(sides, key=abs, default=1.0) < 0 else 1  # so that the larger effect is positive
+    low, high = (level_name(found.knob, level) for level in (found.first, found.second)[::sign])
+    at_levels = [f"{estimate_text(effect, sign)} at {arm_name({found.other: level})}" for level, effect in effects.items()]
+    less, more = [found.at_first, found.at_second][:: 1 if sign * found.estimate.mean > 0 else -1]
+    larger = f"larger at {arm_name({found.other: more})} than at {arm_name({found.other: less})}"
+    amount, holm_p = _amount(found), p_words(found.holm_p)
+    if found.is_claim:
+        sure = f"the effect is {larger} by {amount} (Holm {holm_p})"
+    elif found.is_significant_uncorrected:
+        sure = f"that it is {larger} is {_not_established(sweep)} (alone: by {amount}, Holm {holm_p})"
+    else:
+        sure = f"that it is {larger} by {amount} is not established, but more than the mean effect: read each level"
+    return f"{knob_name(found.knob)} {high} minus {low} is {', '.join(at_levels)}; {sure}"
