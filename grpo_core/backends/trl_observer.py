@@ -45,7 +45,6 @@ class Observer:
         """Follow a training of `session` from its first step."""
         self.session = session
         self.state = FRESH
-        self.saved_at = FRESH.step
         self.stopped: str | None = None
         self.rollouts: Rollouts
         self.batch: TrainingBatch
@@ -175,7 +174,7 @@ class Observer:
             clock=self._clock,
         )
         with self._evaluating():
-            self.state, self.saved_at = conclude(self.session, result, self.saved_at)
+            self.state = conclude(self.session, result)
         self.stopped = self.session.stop.reason()
         return self.stopped is not None
 

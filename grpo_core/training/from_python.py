@@ -26,7 +26,7 @@ from grpo_core.config import (
 )
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError, TrainingError
-from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
+from grpo_core.evaluation.held_out import MODULE, EvaluationTimeout, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
@@ -39,7 +39,6 @@ from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
 from grpo_core.run.resuming import check_resumable
-from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.run.start_weights import find_model
 from grpo_core.training.process import MODULES, evaluating
@@ -186,11 +185,11 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
 def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: Bar) -> None:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         bar.stage(f"evaluating {policy}")
-        silence = EvaluationSilence(run_dir, policy, lambda alert: bar.say(f"alert: {alert.text}"))
+        timeout = EvaluationTimeout(run_dir, policy, lambda alert: bar.say(f"alert: {alert.text}"))
 
         def pause_and_look() -> None:
             _pause()
-            silence.look()
+            timeout.look()
 
         run_watched(
             MODULE,
@@ -199,7 +198,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: 
             look=pause_and_look,
             stop=finish_child,
             report=bar.say,
-            started=silence.begin,
+            started=timeout.begin,
             python=run_dir.read_config().training.python,
             import_from=sys.path[:1],
         )

@@ -9,8 +9,7 @@ from grpo_core.algorithm.masking import is_eos
 from grpo_core.algorithm.shaping import shape_rewards
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.rewards.base import ScoredCompletions, score
-from grpo_core.training.batch import Rollouts
-from grpo_core.training.filtering import filter_rows, overlong_penalty
+from grpo_core.training.batch import Rollouts, filter_rows, overlong_penalty
 from grpo_core.training.phases import Clock
 from grpo_core.training.session import Session
 from grpo_core.types import Prompt

@@ -17,9 +17,9 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
+from grpo_core.evaluation.held_out import EvaluationTimeout
 from grpo_core.run.child import ChildLog, finish_child, run_watched
 from grpo_core.run.process_state import STOP_SECONDS
-from grpo_core.run.silence import EvaluationSilence
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
@@ -34,7 +34,7 @@ def run_child(
     python: str | None = None,
     state_file: Path | None = None,
     *,
-    silence: EvaluationSilence | None = None,
+    timeout: EvaluationTimeout | None = None,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
@@ -46,7 +46,7 @@ def run_child(
         log_file: where its output goes.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
-        silence: of an evaluation, which has no monitor.
+        timeout: of an evaluation, which has no monitor.
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
@@ -57,12 +57,12 @@ def run_child(
     def look() -> None:
         cancellation.pause()
         output.forward()
-        if silence is not None:
-            silence.look()
+        if timeout is not None:
+            timeout.look()
 
     with CancelWatch() as cancellation:
         try:
-            started = silence.begin if silence else _nothing
+            started = timeout.begin if timeout else _nothing
             what = (module, arguments, log_file)
             run_watched(*what, look=look, stop=_stop, report=say, started=started, python=python, state_file=state_file)
         finally:

@@ -12,11 +12,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import TrainingError
-from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
+from grpo_core.evaluation.held_out import MODULE, EvaluationTimeout, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import ensure_ended
-from grpo_core.run.silence import EvaluationSilence
 from grpo_core.training.process import MODULES, evaluating
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
@@ -34,9 +33,9 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     run_dir = RunDir(run_path)
 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
-        silence = EvaluationSilence(run_dir, policy, lambda alert: announce_alone(alert, run_dir))
+        timeout = EvaluationTimeout(run_dir, policy, lambda alert: announce_alone(alert, run_dir))
         python = run_dir.read_config().training.python
-        run_child(MODULE, arguments, log_file, python, silence=silence)
+        run_child(MODULE, arguments, log_file, python, timeout=timeout)
 
     with CancelWatch() as cancellation:
         evaluate_if_needed(

@@ -23,8 +23,7 @@ from grpo_core.policy.reference import Reference
 from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts
 from grpo_core.training.measure import StepLogps, kl_figures
-from grpo_core.training.optimizer import build_optimizer
-from grpo_core.training.update import Updater
+from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 from tests.gpu.conftest import Check, Figure
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo_core.config import OptimizerConfig
-from grpo_core.training.optimizer import build_optimizer, lr_factor
+from grpo_core.training.update import build_optimizer, lr_factor
 
 
 def factors(schedule, warmup_steps, total_steps, count=None):

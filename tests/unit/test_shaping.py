@@ -11,7 +11,7 @@ from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages, shape_rewards
 from grpo_core.config import FilterConfig
-from grpo_core.training.filtering import filter_rows, overlong_penalty
+from grpo_core.training.batch import filter_rows, overlong_penalty
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
 
