@@ -15,6 +15,7 @@ from grpo_core.config import FilterConfig
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
 from grpo_core.rewards.bounded import Judgement
+from grpo_core.types import Mean, Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Rollouts(SampledCompletions):
     """Shaped rewards compared within their groups, fp32."""
     loss_mask: Bool[Tensor, "B T"]
     """What the loss sees: the completion mask without the rows that a filter leaves out."""
-    filtered: Mapping[str, float] = field(default_factory=dict)
+    filtered: Mapping[str, Mean | float] = field(default_factory=dict)
     """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
     judged: tuple[Judgement, ...] = ()
     """Which completions exceeded the bound of a reward function."""
@@ -82,7 +83,7 @@ def overlong_penalty(lengths: Int[Tensor, " B"], limit: int, buffer: int | None)
 
 def filter_rows(
     config: FilterConfig, advantages: Float[Tensor, " B"], truncated: Bool[Tensor, " B"], group_size: int
-) -> tuple[Bool[Tensor, " B"], dict[str, float]]:
+) -> tuple[Bool[Tensor, " B"], Measured]:
     """Return (rows that the loss keeps, the shares of what it leaves out).
 
     Args:
@@ -91,14 +92,14 @@ def filter_rows(
         truncated: rows without an end-of-sequence token.
         group_size: G.
     """
-    kept, figures = torch.ones_like(truncated), dict[str, float]()
+    kept, figures = torch.ones_like(truncated), Measured()
     if config.drop_zero_variance_groups:
         kept &= teaching_groups(advantages, group_size).repeat_interleave(group_size)
     if config.mask_truncated_completions:
         kept &= ~truncated
-        figures["filter/truncated_frac"] = float(truncated.double().mean())
+        figures["filter/truncated_frac"] = Mean(int(truncated.sum()), len(truncated))
     if config.drop_zero_variance_groups or config.mask_truncated_completions:
-        figures["filter/kept_frac"] = float(kept.double().mean())
+        figures["filter/kept_frac"] = Mean(int(kept.sum()), len(kept))
     return kept, figures
 
 
