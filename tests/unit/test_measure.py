@@ -239,13 +239,6 @@ def test_unscorable_completions_leave_the_reward_figures():
     assert figures["group/zero_std_frac"] == 1.0
 
 
-def test_a_batch_that_no_function_could_score_has_no_mean_reward():
-    figures = floats(measure.reward_figures, rollouts_of([math.nan] * 2, {"a": (None, None)}, 2), [False] * 2)
-    assert math.isnan(figures["reward/mean"])
-    assert math.isnan(figures["reward/a/mean"])
-    assert figures["reward/std"] == 0.0
-
-
 def test_completion_figures_by_hand():
     mask = torch.arange(4) < torch.tensor([[1], [4], [3], [4]])
     figures = floats(
