@@ -80,20 +80,15 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
         stop.install()
-        journal = Journal(run_dir.journal_file)
+        with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+            check_run(run_dir)
+            try:
+                return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
+            except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
+                return _fail(journal, error, run_dir)
     except (GrpoError, OSError) as error:  # nothing is added to the journal of such a run, not even that it failed
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", JournalError.exit_code)
-    with contextlib.closing(journal):
-        try:
-            check_run(run_dir)
-        except GrpoError as error:
-            sys.stderr.write(f"{error}\n")
-            return error.exit_code
-        try:
-            return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
-        except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
-            return _fail(journal, error, run_dir, debug=options.debug)
 
 
 def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,7 +98,6 @@ def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     if engine == "native":
         text = "evaluate the last policy on the held-out prompts, too"
         parser.add_argument(EVALUATE, action="store_true", help=text)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(arguments)
 
 
@@ -177,7 +171,7 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
         evaluate_trained(run_dir, evaluator, step)
 
 
-def _fail(journal: Journal, error: Exception, run_dir: RunDir, *, debug: bool) -> int:
+def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
     """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
     if not isinstance(error, GrpoError) and is_full_disk(error):
         error = DiskFullError(f"disk full: {error}")
@@ -185,7 +179,6 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir, *, debug: bool) -
         message, exit_code = _message(error, run_dir), error.exit_code
     else:
         message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
-    if debug or not isinstance(error, GrpoError):
         traceback.print_exception(error)
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})

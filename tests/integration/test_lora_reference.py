@@ -102,27 +102,3 @@ def test_past_the_bound_on_rank_the_error_is_the_one_that_is_stated(tiny_run):
     assert 0 < math.sqrt(squared) <= figures[-1]["ref/compression_bound"] * (1 + 1e-9)
     norm = math.sqrt(sum(float(delta.square().sum()) for delta in exact.values()))
     assert figures[-1]["ref/compression_bound"] < 0.5 * norm, "a bound that says nothing"
-
-
-def test_an_average_of_adapters_is_that_of_merged_weights_and_averaged_factors_are_not(tiny_run):
-    """The negative control is what TRL's open change for adapters does: ref_A and ref_B averaged by name."""
-    alpha, factors = 0.4, {}
-
-    def average_factors(step, result, session, before):
-        own = {name: delta_of(layer) for name, layer in adapted_layers(session.policy.model)}
-        for name, delta in own.items():
-            old = factors.get(name, LowRank(a=delta.a, b=torch.zeros_like(delta.b), scale=delta.scale))
-            mixed = [alpha * new + (1 - alpha) * was for new, was in ((delta.a, old.a), (delta.b, old.b))]
-            factors[name] = LowRank(a=mixed[0], b=mixed[1], scale=delta.scale)
-
-    settings = {"reference.sync_steps": 2, "reference.mixup_alpha": alpha, "training.steps": 20}
-    _, _, models, session = run(tiny_run(LORA | settings), 20, alpha=alpha, at_sync=average_factors)
-    exact = models.delta(models.reference)
-    norm = math.sqrt(sum(float(delta.square().sum()) for delta in exact.values()))
-
-    def distance(deltas):
-        return math.sqrt(sum(float((deltas[name].dense() - exact[f"{name}.weight"]).square().sum()) for name in deltas))
-
-    ours = {name: delta_of(layer) for name, layer in adapted_layers(session.reference.current.model)}
-    assert distance(ours) < 1e-4 * norm
-    assert distance(factors) > 0.005 * norm

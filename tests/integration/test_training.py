@@ -214,29 +214,25 @@ def generated_by(run_dir):
     return dict(enumerate(itertools.accumulate(int(table["tokens"].sum()) for table in tables), start=1))
 
 
-def bounded_by_tokens(tiny_run, options=None):
-    """(a run of 9 steps at most that has all its tokens at the third, a finished run of 4, {step: tokens up to it})."""
+def test_a_run_ends_finished_after_the_step_that_brings_the_last_of_its_tokens(tiny_run):
+    options = {"filtering.mask_truncated_completions": True, "evaluation.every_steps": 2, "evaluation.every_num_prompts": 3}
     unbounded = tiny_run(options, name="unbounded")
-    train(unbounded)
+    whole = step_figures(train(unbounded))
     counts = generated_by(unbounded)
     most = counts[2] + 1  # one token more than two steps have
-    return tiny_run({**(options or {}), "training.steps": 9, "training.max_tokens": most}, name="bounded"), unbounded, counts
-
-
-def test_a_run_ends_finished_after_the_step_that_brings_the_last_of_its_tokens(tiny_run):
-    filtered = {"filtering.mask_truncated_completions": True, "evaluation.every_steps": 2, "evaluation.every_num_prompts": 3}
-    bounded, unbounded, counts = bounded_by_tokens(tiny_run, filtered)
+    bounded = tiny_run({**options, "training.steps": 9, "training.max_tokens": most}, name="bounded")
     records = train(bounded)
     steps = of_kind(records, "step")
     assert [step.metrics["progress/generated_tokens"] for step in steps] == [counts[number] for number in (1, 2, 3)]
     assert steps[-1].metrics["progress/tokens"] < counts[3]  # truncated completions are generated and not trained on
-    assert step_figures(records) == step_figures(read_journal(unbounded.journal_file))[:3]
+    assert step_figures(records) == whole[:3]
     assert [record.step for record in of_kind(records, "eval")] == [2, 3]
-    reason = f"training.max_tokens {counts[2] + 1} reached at step 3: {counts[3]} tokens"
-    assert of_kind(records, "end")[0].data == {"status": "finished", "reason": reason}
-    assert newest_checkpoint(bounded).name == "step_000003"
+    (end,) = of_kind(records, "end")
+    assert end.data["status"] == "finished"
+    assert f"max_tokens {most} reached at step 3: {counts[3]} tokens" in end.data["reason"]
     now = run_status(bounded)
-    assert (now.state, now.step, now.steps, now.reason) == ("finished", 3, 9, reason)
+    assert (now.state, now.step, now.steps, now.reason) == ("finished", 3, 9, end.data["reason"])
+    assert of_kind(train(bounded), "step") == steps  # it has all its tokens: nothing more is done
 
 
 def good_in_the_middle(prompts, completions, **columns):

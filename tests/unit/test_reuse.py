@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from grpo_core.evaluation.__main__ import main
 from grpo_core.evaluation.held_out import evaluate_if_needed, evaluation_identity
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.journal import read_journal
-from grpo_core.training.from_python import train
 
 Identify = Callable[..., str | None]
 
@@ -135,22 +133,6 @@ def test_a_cache_that_cannot_be_written_hurts_nobody(
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
     assert evaluate(tiny_run())[0] == ["evaluate-base"]
     assert "not kept for other runs" in caplog.text
-
-
-def test_the_same_matrices_at_another_scale_are_another_policy(tiny_run: Any, tiny_config: Any, tmp_path: Path) -> None:
-    """Of runs that begin with adapters which differ in alpha alone, each evaluates its own."""
-    small = {"model.lora.rank": 4, "optimizer.lr": 0.1, "training.steps": 1, "training.checkpoint_every": 1}
-    trained = train(tiny_config(small), run_dir=tmp_path / "trained", evaluate=False, progress=False)
-    runs = []
-    for alpha in (4.0, 400.0):
-        folder = shutil.copytree(trained.path / "checkpoints" / "step_000001" / "policy", tmp_path / f"alpha_{alpha:g}")
-        settings = json.loads((folder / "adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": alpha}))
-        overrides = {**small, "model.lora.alpha": alpha, "model.lora.init_from": str(folder)}
-        runs += [tiny_run(overrides, name=f"{alpha:g}"), tiny_run({**overrides, "loss.beta": 0.5}, name=f"{alpha:g}-again")]
-    assert [evaluate(run)[0] for run in runs] == [["evaluate-base"], [], ["evaluate-base"], []]
-    texts = [pandas.read_parquet(run.eval / "base.parquet")["completion"].tolist() for run in runs]
-    assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
 @pytest.mark.parametrize(
