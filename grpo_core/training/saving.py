@@ -36,26 +36,31 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
         self._is_large = False
-        self._initial: str | None = None
+        self._initial: Future[str] | None = None
         self._snapshot = Snapshot()
+
+    def prepare(self, trainable: Trainable) -> Future[str]:
+        """Begin to store the initial policy, once; whoever waits for the first checkpoint learns if it did not fit."""
+        self._initial = self._initial or self._thread.submit(store_initial, self._folder, trainable.contents().initial)
+        return self._initial
 
     def begin(self, trainable: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint when none is under way: what is in `trainable` may change as soon as this returns.
 
         Args:
-            trainable: what is saved; with the first checkpoint, the initial policy is stored, too.
+            trainable: what is saved.
             state: its counters.
             mark: where the journal is.
             then: called with the checkpoint's name once it is durable, by the thread that wrote it.
         """
-        contents = trainable.contents()
+        initial, contents = self.prepare(trainable), trainable.contents()
         size = contents.copied_bytes()
         has_room = not self._snapshot.is_empty or available_memory() > SPARE * size
         held = self._snapshot.take(contents) if has_room else contents
 
         def write() -> None:
-            self._initial = initial = self._initial or store_initial(self._folder, held.initial)
-            saved = save_checkpoint(self._folder, held, initial, state, keep=self._keep, mark=mark, in_use=self._in_use)
+            digest = initial.result()
+            saved = save_checkpoint(self._folder, held, digest, state, keep=self._keep, mark=mark, in_use=self._in_use)
             then(saved.name)
 
         self.newest_step = state.step
