@@ -33,6 +33,26 @@ class Prompt:
     """The row's other columns, passed to reward functions by name."""
 
 
+@dataclass(frozen=True)
+class Mean:
+    """A mean until the end of a step: a sum and a count, which several processes add up before it is divided, once."""
+
+    total: float
+    count: float
+
+    def __float__(self) -> float:
+        """Return the mean."""
+        return self.total / self.count
+
+
+class OfAllRows(float):
+    """A figure that no sums give (a spread, a quantile, a clustered error): several processes need every row for it."""
+
+
+Measured = dict[str, Mean | float]
+"""Figures of a step before they are floats; those that are none of the two above are sums, maxima or counters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RefSync:
     """One reference synchronisation: theta_ref <- alpha * theta + (1 - alpha) * theta_ref."""

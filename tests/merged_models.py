@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.session import Session
-from grpo_core.training.update import Updater
+from grpo_core.training.update import Updater, build_optimizer
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 

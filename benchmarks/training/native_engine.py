@@ -42,7 +42,7 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
             turns.wait()
             began = now()
             result = run_step(session, state)
-            state, _ = conclude(session, result, 0)
+            state = conclude(session, result)
             seconds = now() - began
             rollouts = result.batch.rollouts
             turns.report(

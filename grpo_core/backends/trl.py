@@ -24,7 +24,6 @@ from grpo_core.backends.trl_observer import ROWS, Observer, as_trl_prompt
 from grpo_core.errors import TrainingError
 from grpo_core.interop.trl_export import trl_arguments
 from grpo_core.policy.saved import TrainingState
-from grpo_core.training.loop import save_last
 from grpo_core.training.session import Session
 from grpo_core.training.step import prompts_for
 
@@ -43,12 +42,9 @@ def train_on_trl(session: Session, state: TrainingState) -> tuple[TrainingState,
     with warnings.catch_warnings():  # those that are no news to a user of this project
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")  # tested here, for this version
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)  # TRL's own call
-        try:
-            build_trainer(session, observer).train()
-            session.policy.model.eval()
-            save_last(session, observer.state, observer.saved_at)
-        finally:
-            session.finish_checkpoint()
+        build_trainer(session, observer).train()
+        session.policy.model.eval()
+        session.begin_checkpoint(observer.state)
     return observer.state, observer.stopped if observer.state.step < session.config.training.steps else None
 
 

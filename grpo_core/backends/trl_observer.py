@@ -16,7 +16,7 @@ from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.loop import conclude
 from grpo_core.training.phases import Clock
 from grpo_core.training.probe import Probed
-from grpo_core.training.rollout import explore
+from grpo_core.training.rollout import collect_rollouts
 from grpo_core.training.session import FRESH, Session
 from grpo_core.training.step import (
     conclude_step,
@@ -45,7 +45,6 @@ class Observer:
         """Follow a training of `session` from its first step."""
         self.session = session
         self.state = FRESH
-        self.saved_at = FRESH.step
         self.stopped: str | None = None
         self.rollouts: Rollouts
         self.batch: TrainingBatch
@@ -77,7 +76,7 @@ class Observer:
         if [as_trl_prompt(prompt.content) for prompt in own for _ in range(group_size)] != list(prompts):
             raise TrainingError(f"training.engine trl: step {self.step} asks for prompts in another order")
         with self._evaluating():
-            self.rollouts = explore(self.session, own, self.step, self._clock)
+            self.rollouts = collect_rollouts(self.session, own, self.step, self._clock)
         ids, logps = self.rollouts.completion_ids.tolist(), self.rollouts.sampling_per_token_logps.tolist()
         lengths = self.rollouts.lengths().tolist()
         return {
@@ -175,7 +174,7 @@ class Observer:
             clock=self._clock,
         )
         with self._evaluating():
-            self.state, self.saved_at = conclude(self.session, result, self.saved_at)
+            self.state = conclude(self.session, result)
         self.stopped = self.session.stop.reason()
         return self.stopped is not None
 

@@ -6,7 +6,6 @@ Writes eval/<policy>.json (figures with intervals), eval/<policy>.parquet (every
 import argparse
 import logging
 import sys
-import traceback
 from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
@@ -28,15 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--set", default=HELD_OUT, dest="name", help="name of the evaluation set in metric keys")
     parser.add_argument("--step", type=int, default=0, help="step after which the initial policy was saved, if it was")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     exit_with_lifeline()
     try:
         _evaluate(RunDir(options.run_dir), options.policy, options.name, options.step)
     except GrpoError as error:
-        if options.debug:
-            traceback.print_exc()
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return error.exit_code
     return 0
@@ -44,8 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     with gc_paused():
-        from grpo_core.evaluation.of_run import evaluate_policy_of, record_evaluation
-        from grpo_core.evaluation.runner import open_evaluator
+        from grpo_core.evaluation.runner import evaluate_run, open_evaluator
         from grpo_core.policy.device import held_device, pick_device
         from grpo_core.policy.saved import list_checkpoints, read_state, stored_initial
 
@@ -61,8 +56,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         step, folder, initial = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy", None
     config = batch_limits(run_dir).applied(config, step)
     with held_device(pick_device(config.training.device)):
-        result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir, initial), name)
-    record_evaluation(run_dir, result, policy=policy, name=name, step=step)
+        evaluate_run(run_dir, open_evaluator(config, folder, run_dir, initial), policy=policy, name=name, step=step)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,10 @@ from typing import Any, Literal
 from grpo_core.config import RunConfig, apply_overrides, load_config, run_name, validate_config
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.errors import ConfigError, ModelError
-from grpo_core.evaluation.results import facts_file, table_file
-from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.journal import read_journal
 from grpo_core.run.start_weights import config_here
 
 POLICY_FOLDER = "policy"
@@ -77,24 +74,6 @@ def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
         frozen_data=run_dir.data if (run_dir.data / MANIFEST_FILE).exists() else None,
         import_from=origin.import_from,
     )
-
-
-def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
-    """Return whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    if policy == "final":
-        step = read_state(checkpoints[-1]).step if checkpoints else 0
-    try:
-        is_done = bool(read_json(facts_file(run_dir, policy))["step"] == step)
-    except (OSError, ValueError, LookupError, TypeError):
-        return False  # not there, or not all of it: it is evaluated again
-    if not is_done:
-        return False
-    if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
-        return False  # its record was cut off: whatever is read of the run later has to find it
-    from grpo_core.run.tables import read_table  # it loads pandas
-
-    return read_table(table_file(run_dir, policy)) is not None
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -1,23 +1,33 @@
-"""Evaluate a policy on held-out prompts."""
+"""Evaluate a policy on held-out prompts: in a process of its own, or in the training that has it in memory."""
 
+import gc
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from grpo_core.config import RunConfig
-from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.evaluation.rewards import open_rewards
+from grpo_core.data.frozen import load_frozen, read_manifest
+from grpo_core.errors import cause
+from grpo_core.evaluation.held_out import is_evaluated
+from grpo_core.evaluation.results import HELD_OUT, write_evaluation
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, mean_share, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.opening import open_policy, require_positions
 from grpo_core.policy.policy import Policy
-from grpo_core.rewards.base import Reward, call, start_workers
+from grpo_core.policy.saved import list_checkpoints, step_of
+from grpo_core.rewards.base import Reward, call, load_rewards, start_workers
 from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json
 from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_records
 from grpo_core.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +145,65 @@ def open_evaluator(
     policy = open_policy(folder, config, stored_initial)
     require_positions(policy, config)
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
+
+
+def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: str, step: int) -> None:
+    """Evaluate a policy on as many of a run's held-out prompts as it is configured for; write the result into the run.
+
+    Args:
+        run_dir: of the run.
+        evaluator: of the policy.
+        policy: `base` or `final`.
+        name: of the evaluation set.
+        step: after which the policy was saved.
+
+    Raises:
+        DiskFullError, JournalError: it cannot be written; what could not be finished is gone.
+    """
+    settings = evaluator.config.evaluation
+    _, prompts = load_frozen(run_dir.data)
+    result = evaluator.evaluate(prompts[: settings.num_prompts], settings.samples, name)
+    facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
+    table = pandas.DataFrame([asdict(row) for row in result.completions])
+    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False))
+
+
+def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
+    """Evaluate the policy with which a training has ended, in its process; an error is logged.
+
+    It is what `python -m grpo_core.evaluation RUN_DIR --policy final` makes, bit for bit, without loading torch and the model
+    again; whoever wants the evaluation and does not find it starts that process. Nothing is done where nothing is held out,
+    where it is evaluated already, or where the newest checkpoint is another policy than the one after `step`.
+    """
+    try:
+        checkpoints = list_checkpoints(run_dir.checkpoints)
+        is_saved = bool(checkpoints) and step_of(checkpoints[-1]) == step
+        if not is_saved or read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, "final", step):
+            return
+        for parameter in evaluator.policy.parameters():
+            parameter.grad = None
+        gc.collect()  # optimizer and schedule refer to each other
+        evaluate_run(run_dir, evaluator, policy="final", name=HELD_OUT, step=step)
+    except Exception as error:  # noqa: BLE001  (the training is done, whatever a reward function or a disk does now)
+        text = "the evaluation of the final policy failed and will be made again, in a process of its own (%s: %s)"
+        logger.warning(text, type(error).__name__, cause(error))
+
+
+def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Reward, ...], Verdicts]:
+    """Import a run's reward functions, and read which verdicts were given in it and in the run that it repeats.
+
+    Raises:
+        RewardError: a function cannot be imported.
+        JournalError: a journal cannot be read.
+    """
+    return load_rewards(config.rewards, bounded=True), Verdicts(() if run_dir is None else _records(run_dir))
+
+
+def _records(run_dir: RunDir) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a run, superseded ones included, and those of the run that it repeats."""
+    for folder in (run_dir, RunDir(run_dir.original)):
+        if folder.journal_file.exists():
+            yield from (record.data for record in read_records(folder.journal_file))
 
 
 def is_correct(score: float | None, pass_score: float) -> bool:

@@ -1,4 +1,8 @@
-"""Estimates over evaluation prompts and their confidence intervals; the prompt is the independent unit."""
+"""Estimates over evaluation prompts and their confidence intervals; the prompt is the independent unit.
+
+Of the same prompts before and after a training, a difference in accuracy nets what was lost and gained; how much of what was
+right is retained is what RL's Razor (arXiv:2509.04259) calls forgetting (`AnswerChanges`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -107,3 +111,50 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     0.5
     """
     return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerChanges:
+    """Counts of prompts by what became of their answers."""
+
+    right_before: int
+    lost: int
+    """Right before, wrong after."""
+    gained: int
+    """Wrong before, right after."""
+
+    @property
+    def retained(self) -> Estimate | None:
+        """The share of those right before that still are, with its Wilson interval; None where none was."""
+        return proportion(self.right_before - self.lost, self.right_before) if self.right_before else None
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact p (1947, Psychometrika 12): min(1, 2 P(X <= min(lost, gained))), X binomial(lost + gained, 1/2)."""
+        from scipy import special  # not scipy.stats, whose import takes long
+
+        return min(1.0, 2 * float(special.bdtr(min(self.lost, self.gained), self.lost + self.gained, 0.5)))
+
+    def __str__(self) -> str:
+        """Return it as a clause, such as `of 40 right before, still right 0.950 [0.835, 0.986]; lost 2, gained 31 (...)`."""
+        kept = "none was right before"
+        if self.retained is not None:
+            kept = f"of {self.right_before} right before, still right {self.retained}"
+        return f"{kept}; lost {self.lost}, gained {self.gained} (McNemar's exact p {self.p:.2g})"
+
+
+def answer_changes(before: Sequence[bool], after: Sequence[bool]) -> AnswerChanges:
+    """Return what became of the answers to the same prompts.
+
+    >>> print(answer_changes([True, True, False, False, False], [True, False, True, True, True]))
+    of 2 right before, still right 0.500 [0.095, 0.905]; lost 1, gained 3 (McNemar's exact p 0.62)
+
+    Raises:
+        ValueError: the two do not have the same length.
+    """
+    pairs = list(zip(before, after, strict=True))
+    return AnswerChanges(
+        right_before=sum(was for was, _ in pairs),
+        lost=sum(was and not now for was, now in pairs),
+        gained=sum(now and not was for was, now in pairs),
+    )

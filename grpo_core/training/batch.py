@@ -1,4 +1,4 @@
-"""One step's completions: as they were rolled out and scored, as the update trains on them, and as a table."""
+"""One step's completions: as they were rolled out, scored and filtered, as the update trains on them, and as a table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_core.algorithm.advantages import teaching_groups
+from grpo_core.config import FilterConfig
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
 from grpo_core.rewards.bounded import Judgement
+from grpo_core.types import Mean, Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,7 @@ class Rollouts(SampledCompletions):
     """Shaped rewards compared within their groups, fp32."""
     loss_mask: Bool[Tensor, "B T"]
     """What the loss sees: the completion mask without the rows that a filter leaves out."""
-    filtered: Mapping[str, float] = field(default_factory=dict)
+    filtered: Mapping[str, Mean | float] = field(default_factory=dict)
     """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
     judged: tuple[Judgement, ...] = ()
     """Which completions exceeded the bound of a reward function."""
@@ -62,6 +66,41 @@ class TrainingBatch:
     """Under the reference."""
     old_logps: Float[Tensor, "B T"] | None
     """Under the policy that made the rollouts; None with a single update, whose first pass gives them."""
+
+
+def overlong_penalty(lengths: Int[Tensor, " B"], limit: int, buffer: int | None) -> Float[Tensor, " B"]:
+    """Return what is subtracted from the rewards: 0 until `limit` - `buffer` tokens, rising linearly to 1 at the limit.
+
+    Source: DAPO, arXiv:2503.14476, eq. 13. None = no penalty.
+
+    >>> overlong_penalty(torch.tensor([6, 8, 9, 10]), limit=10, buffer=4)
+    tensor([0.0000, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
+    """
+    if buffer is None:
+        return torch.zeros(lengths.shape, dtype=torch.float64)
+    return ((lengths.double() - (limit - buffer)) / buffer).clamp(0, 1)
+
+
+def filter_rows(
+    config: FilterConfig, advantages: Float[Tensor, " B"], truncated: Bool[Tensor, " B"], group_size: int
+) -> tuple[Bool[Tensor, " B"], Measured]:
+    """Return (rows that the loss keeps, the shares of what it leaves out).
+
+    Args:
+        config: which filters are on.
+        advantages: of the group comparison.
+        truncated: rows without an end-of-sequence token.
+        group_size: G.
+    """
+    kept, figures = torch.ones_like(truncated), Measured()
+    if config.drop_zero_variance_groups:
+        kept &= teaching_groups(advantages, group_size).repeat_interleave(group_size)
+    if config.mask_truncated_completions:
+        kept &= ~truncated
+        figures["filter/truncated_frac"] = Mean(int(truncated.sum()), len(truncated))
+    if config.drop_zero_variance_groups or config.mask_truncated_completions:
+        figures["filter/kept_frac"] = Mean(int(kept.sum()), len(kept))
+    return kept, figures
 
 
 def split_minibatches(num_rows: int, minibatches: int, seed: int, step: int, epoch: int) -> list[list[int]]:

@@ -40,36 +40,29 @@ ROUNDING = 1e-9
 def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     settings = session.config.training
-    saved_at = state.step
     stopped = session.stop.reason()
     if not is_over(settings, state):
         session.writer.prepare(session.trainable)
-    try:
-        while not is_over(settings, state) and stopped is None:
-            session.bound_passes(state.step)
-            try:
-                result = run_step(session, state)
-            except (SamplerError, RewardError):
-                # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
-                save_last(session, state, saved_at)
-                raise
-            state, saved_at = conclude(session, result, saved_at)
-            stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
-        save_last(session, state, saved_at)
-    finally:
-        session.finish_checkpoint()
+    while not is_over(settings, state) and stopped is None:
+        session.policy.limits.set(**session.batch_limits.after(state.step))
+        try:
+            result = run_step(session, state)
+        except (SamplerError, RewardError):
+            # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
+            session.begin_checkpoint(state)
+            raise
+        state = conclude(session, result)
+        stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
+    session.begin_checkpoint(state)
     return state, None if is_over(settings, state) else stopped
 
 
-def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[TrainingState, int]:
-    """Journal a step, evaluate and checkpoint where that is due.
+def conclude(session: Session, result: StepResult) -> TrainingState:
+    """Journal a step, evaluate and checkpoint where that is due; return the counters to continue from.
 
     The best policy so far is checkpointed even where no checkpoint is due.
-
-    Returns:
-        (the counters to continue from, the step of the newest checkpoint: it may still be under way)
     """
-    session.look_for_checkpoint()
+    session.writer.look()
     config, every = session.config, session.config.evaluation.every_steps
     state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
@@ -80,14 +73,7 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
     if is_every(config.training.checkpoint_every, state.step) or state.best_step == state.step:
         session.begin_checkpoint(state)
-        saved_at = state.step
-    return state, saved_at
-
-
-def save_last(session: Session, state: TrainingState, saved_at: int) -> None:
-    """Write a checkpoint of the last step, unless the newest one is that: of step `saved_at`."""
-    if state.step > saved_at:
-        session.begin_checkpoint(state)
+    return state
 
 
 def record(session: Session, result: StepResult) -> None:
@@ -129,10 +115,9 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     """Journal a record with figures, and an alert if it repeats one that a resume took back and differs: one run no longer."""
     record = session.journal.append(kind, step, data)
     before = session.to_replay.pop(identity(record), None)
-    found = []
-    if before is not None:
-        found = differences(before.record, record, repeatability(session.config).unlike, before.tolerance)
-    if found:
+    if before is None:
+        return
+    if found := differences(before, record, repeatability(session.config).unlike, session.replay_tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
         session.journal.append("alert", step, {"text": text})

@@ -1,4 +1,7 @@
-"""From one step's tensors and records to the figures of the registry; every mean is one sum divided once."""
+"""From one step's tensors and records to the figures of the registry.
+
+Every mean stays a sum and a count, and what needs all rows says so, until `registry_figures` makes floats of them.
+"""
 
 import math
 import resource
@@ -17,7 +20,7 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.phases import Clock
 from grpo_core.training.update import OptimizerStep
-from grpo_core.types import RefSync
+from grpo_core.types import Mean, Measured, OfAllRows, RefSync
 
 Figures = dict[str, float]
 GIB = 2**30
@@ -43,11 +46,11 @@ class StepLogps:
     """The same to the initial policy."""
 
 
-def kl_figures(logps: StepLogps, completions: SampledCompletions) -> Figures:
+def kl_figures(logps: StepLogps, completions: SampledCompletions) -> Measured:
     """Return the `kl/*` figures of one step, over every sampled token: what the loss leaves out has drifted, too."""
     mask, clusters = completions.completion_mask, completions.clusters()
     drifts = {"ref": (logps.ref, logps.full_ref), "init": (logps.initial, logps.full_init)}
-    return {"kl/sampler/k3": masked_mean(k3(logps.old - completions.sampling_per_token_logps), mask)} | {
+    return {"kl/sampler/k3": token_mean(k3(logps.old - completions.sampling_per_token_logps), mask)} | {
         f"kl/{name}/{figure}": value
         for name, (other, exact) in drifts.items()
         if other is not None
@@ -60,7 +63,7 @@ def drift_figures(
     exact: Float[Tensor, "B T"] | None,
     mask: Bool[Tensor, "B T"],
     clusters: Int[Tensor, " B"],
-) -> Figures:
+) -> Measured:
     """Return what is measured of the drift from one other policy; `drift` is the exact sum where there is one, else k1.
 
     Args:
@@ -71,15 +74,16 @@ def drift_figures(
     """
     tails = k3(log_ratio)
     estimates = {"k1": k1(log_ratio)} if exact is None else {"k1": k1(log_ratio), "full": exact}
-    figures = {key: masked_mean(values, mask) for key, values in {**estimates, "k2": k2(log_ratio), "k3": tails}.items()}
+    shown = {**estimates, "k2": k2(log_ratio), "k3": tails}
+    figures: Measured = {key: token_mean(values, mask) for key, values in shown.items()}
     figures |= {f"{key}_se": clustered_standard_error(values, mask, clusters) for key, values in estimates.items()}
     best = "k1" if exact is None else "full"
     return figures | {
         "max": float(tails[mask].max()),
-        "p95": float(np.quantile(tails[mask].cpu().numpy(), 0.95)),
+        "p95": OfAllRows(np.quantile(tails[mask].cpu().numpy(), 0.95)),
         "drift": figures[best],
         "drift_se": figures[f"{best}_se"],
-        "seq": per_row_mean(estimates[best], mask),
+        "seq": row_mean(estimates[best], mask),
     }
 
 
@@ -99,53 +103,51 @@ def drift_after_update(
     return masked_mean(kl_term(other - policy, policy - old, "k1", "importance"), mask)
 
 
-def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
+def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Measured:
     """Return the `reward/*` and `group/*` figures; `correct[i]`: the verifier accepts completion i."""
     total, size = rollouts.rewards, rollouts.group_size
-    figures = {"reward/mean": _mean(total), "reward/std": _std(total)}
+    figures: Measured = {"reward/mean": _mean(total), "reward/std": _std(total)}
     late = {judgement.fn: len(judgement.timeouts) for judgement in rollouts.judged}
     for name, numbers in rollouts.rewards_by_function.items():
         figures |= {
             f"reward/{name}/mean": _mean(numbers),
             f"reward/{name}/std": _std(numbers),
-            f"reward/{name}/unscorable_frac": float(numbers.isnan().double().mean()),
-            f"reward/{name}/timeout_frac": late.get(name, 0) / max(len(numbers), 1),
+            f"reward/{name}/unscorable_frac": share(numbers.isnan()),
+            f"reward/{name}/timeout_frac": Mean(late.get(name, 0), max(len(numbers), 1)),
         }
     stds, teaching = group_std(total, size), teaching_groups(rollouts.group_advantages, size)
     accepted = torch.tensor(correct).view(-1, size)
     best = total.nan_to_num(nan=-math.inf).view(-1, size).amax(dim=1)
     return figures | {
-        "group/reward_std/mean": float(stds.mean()),
+        "group/reward_std/mean": Mean(float(stds.sum()), len(stds)),
         "group/reward_std/min": float(stds.min()),
         "group/reward_std/max": float(stds.max()),
-        "group/zero_std_frac": float((~teaching).double().mean()),
-        "group/all_correct_frac": float(accepted.all(dim=1).double().mean()),
-        "group/all_wrong_frac": float((~accepted.any(dim=1)).double().mean()),
+        "group/zero_std_frac": share(~teaching),
+        "group/all_correct_frac": share(accepted.all(dim=1)),
+        "group/all_wrong_frac": share(~accepted.any(dim=1)),
         "group/best_mean": _mean(best[best.isfinite()]),
         "group/effective_count": float(teaching.sum()),
     }
 
 
-def advantage_figures(batch: TrainingBatch) -> Figures:
+def advantage_figures(batch: TrainingBatch) -> Measured:
     """Return the `advantage/*` figures: over completions, or over tokens where these differ."""
     per_row = batch.advantages.dim() == 1
     advantages = (batch.advantages if per_row else batch.advantages[batch.rollouts.completion_mask]).double().cpu()
     return {
-        "advantage/mean": float(advantages.mean()),
+        "advantage/mean": Mean(float(advantages.sum()), advantages.numel()),
         "advantage/std": _std(advantages),
         "advantage/max": float(advantages.abs().max()),
     }
 
 
-def completion_figures(rollouts: Rollouts) -> Figures:
+def completion_figures(rollouts: Rollouts) -> Measured:
     """Return the `completion/*` figures."""
-    lengths = rollouts.lengths().double()
-    truncated = float(rollouts.truncated.double().mean())
+    lengths = rollouts.lengths()
     return {
-        "completion/tokens/mean": float(lengths.mean()),
+        "completion/tokens/mean": Mean(float(lengths.sum()), len(lengths)),
         "completion/tokens/max": float(lengths.max()),
-        "completion/truncated_frac": truncated,
-        "completion/eos_frac": 1 - truncated,
+        "completion/truncated_frac": share(rollouts.truncated),
     }
 
 
@@ -232,17 +234,27 @@ def progress_figures(state: TrainingState) -> Figures:
     return {f"progress/{counter}": float(getattr(state, counter)) for counter in counters}
 
 
-def masked_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
+def token_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Mean:
     """Return the mean over the true places of `mask`."""
-    return float(values[mask].double().sum() / max(int(mask.sum()), 1))
+    return Mean(float(values[mask].double().sum()), max(int(mask.sum()), 1))
 
 
-def per_row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
+def masked_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
+    """Return the same as a number."""
+    return float(token_mean(values, mask))
+
+
+def row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Mean:
     """Return the mean, over rows with a true place, of the sum over a row's true places."""
-    return float(values[mask].double().sum() / max(int(mask.any(dim=1).sum()), 1))
+    return Mean(float(values[mask].double().sum()), max(int(mask.any(dim=1).sum()), 1))
 
 
-def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], clusters: Int[Tensor, " B"]) -> float:
+def share(chosen: Bool[Tensor, " B"]) -> Mean:
+    """Return the share of true places."""
+    return Mean(int(chosen.sum()), len(chosen))
+
+
+def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], clusters: Int[Tensor, " B"]) -> OfAllRows:
     """Return the standard error of `masked_mean`, whole clusters being the independent draws (ratio estimator).
 
         sqrt(P/(P-1) sum_p (S_p - n_p mean)^2) / N     Cochran 1977, Sampling Techniques, section 2.11
@@ -259,31 +271,26 @@ def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B
     sums, counts = rows.new_zeros(2, int(clusters.max()) + 1).index_add_(1, clusters.cpu(), rows)
     known = int((counts > 0).sum())
     if known < 2:
-        return math.nan
+        return OfAllRows(math.nan)
     residuals = sums - counts * (sums.sum() / counts.sum())
-    return float((residuals.square().sum() * known / (known - 1)).sqrt() / counts.sum())
+    return OfAllRows((residuals.square().sum() * known / (known - 1)).sqrt() / counts.sum())
 
 
-def registry_figures(parts: Sequence[Mapping[str, float]]) -> Figures:
-    """Return one dictionary of all parts; a key in two of them would hide one of the two figures.
-
-    Raises:
-        ValueError: names the keys that occur twice.
-    """
-    keys = [key for part in parts for key in part]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ValueError(f"figures measured twice: {', '.join(twice)}")
-    return {key: value for part in parts for key, value in part.items()}
+def registry_figures(parts: Sequence[Mapping[str, Mean | float]]) -> Figures:
+    """Return the figures of all parts as floats: the one place where means are divided; a key occurs in one part alone."""
+    figures = {key: float(value) for part in parts for key, value in part.items()}
+    assert len(figures) == sum(map(len, parts)), "a figure is measured twice, and one of the two would be hidden"
+    return figures
 
 
-def _mean(values: Tensor) -> float:
-    return float(values[values.isfinite()].mean()) if values.isfinite().any() else math.nan
-
-
-def _std(values: Tensor) -> float:
+def _mean(values: Tensor) -> Mean | float:
     finite = values[values.isfinite()]
-    return float(finite.std(correction=1)) if finite.numel() > 1 else 0.0
+    return Mean(float(finite.sum()), len(finite)) if len(finite) else math.nan
+
+
+def _std(values: Tensor) -> OfAllRows:
+    finite = values[values.isfinite()]
+    return OfAllRows(finite.std(correction=1) if finite.numel() > 1 else 0.0)
 
 
 def _rate(amount: float, seconds: float) -> float:

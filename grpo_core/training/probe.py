@@ -29,8 +29,8 @@ from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.rewards.base import call
 from grpo_core.rewards.bounded import Judgement
-from grpo_core.training.measure import Figures, clustered_standard_error, masked_mean, per_row_mean
-from grpo_core.types import Prompt
+from grpo_core.training.measure import clustered_standard_error, row_mean, token_mean
+from grpo_core.types import Measured, OfAllRows, Prompt
 
 TOP_SHARE = 0.1
 """Of the prompts: those whose completions drift most."""
@@ -40,7 +40,7 @@ TOP_SHARE = 0.1
 class Probed:
     """What one measurement has found."""
 
-    figures: Figures
+    figures: Measured
     """`kl/probe/*`."""
     tokens: pandas.DataFrame
     """A row for each token of the policy's own completions."""
@@ -110,39 +110,39 @@ class ProbeSet:
         )
 
 
-def _mean_figures(drift: TokenDivergences, to_ref: Float[Tensor, "B T"], own: SampledCompletions) -> Figures:
+def _mean_figures(drift: TokenDivergences, to_ref: Float[Tensor, "B T"], own: SampledCompletions) -> Measured:
     """Return means over the tokens of the policy's own completions, those of the KL with their standard errors."""
     mask, clusters = own.completion_mask, own.clusters()
     return {
-        "kl/probe/full": masked_mean(to_ref, mask),
+        "kl/probe/full": token_mean(to_ref, mask),
         "kl/probe/se": clustered_standard_error(to_ref, mask, clusters),
-        "kl/probe/full_init": masked_mean(drift.full, mask),
+        "kl/probe/full_init": token_mean(drift.full, mask),
         "kl/probe/se_init": clustered_standard_error(drift.full, mask, clusters),
-        "kl/probe/forward_own_init": masked_mean(drift.forward, mask),
-        "kl/probe/tv_init": masked_mean(drift.total_variation, mask),
-        "kl/probe/renyi_half_init": masked_mean(drift.renyi_half, mask),
-        "kl/probe/top1_changed_init": masked_mean(drift.top1_changed, mask),
+        "kl/probe/forward_own_init": token_mean(drift.forward, mask),
+        "kl/probe/tv_init": token_mean(drift.total_variation, mask),
+        "kl/probe/renyi_half_init": token_mean(drift.renyi_half, mask),
+        "kl/probe/top1_changed_init": token_mean(drift.top1_changed, mask),
     }
 
 
-def _forgetting_figures(forward: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Figures:
+def _forgetting_figures(forward: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Measured:
     """Return the mean over the initial policy's completions of sum_t KL(pi_0 || pi), and its standard error over prompts."""
     sums = torch.where(mask, forward, 0.0).double().sum(dim=1)
-    error = float(sums.std(correction=1)) / math.sqrt(len(sums)) if len(sums) > 1 else math.nan
-    return {"kl/probe/forward_init": per_row_mean(forward, mask), "kl/probe/forward_init_se": error}
+    error = OfAllRows(float(sums.std(correction=1)) / math.sqrt(len(sums)) if len(sums) > 1 else math.nan)
+    return {"kl/probe/forward_init": row_mean(forward, mask), "kl/probe/forward_init_se": error}
 
 
-def _place_figures(full: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Figures:
+def _place_figures(full: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Measured:
     """Return where the KL to the initial policy is; a figure that would be the mean of nothing is left out."""
     accepted = correct.to(mask.device).unsqueeze(1)
     places = {"correct_init": mask & accepted, "wrong_init": mask & ~accepted}
     for start, end in position_bins(mask.shape[1]):
         places[f"init_at_{start}"] = torch.zeros_like(mask)
         places[f"init_at_{start}"][:, start:end] = mask[:, start:end]
-    figures = {f"kl/probe/{name}": masked_mean(full, place) for name, place in places.items() if place.any()}
+    figures: Measured = {f"kl/probe/{name}": token_mean(full, place) for name, place in places.items() if place.any()}
     sums = torch.where(mask, full, 0.0).double().sum(dim=1).sort(descending=True).values
     if sums.sum() > 0:  # the policy has moved
-        figures["kl/probe/top_decile_share_init"] = float(sums[: math.ceil(TOP_SHARE * len(sums))].sum() / sums.sum())
+        figures["kl/probe/top_decile_share_init"] = OfAllRows(sums[: math.ceil(TOP_SHARE * len(sums))].sum() / sums.sum())
     return figures
 
 

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -18,22 +19,29 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
+from grpo_core.errors import (
+    ConfigError,
+    DiskFullError,
+    GrpoError,
+    JournalError,
+    MemoryFullError,
+    SamplerError,
+    TrainingError,
+)
 from grpo_core.machine.collector import gc_paused
-from grpo_core.machine.disk import is_full_disk
+from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
 from grpo_core.policy.outline import unreached_by
-from grpo_core.policy.saved import TrainingState
+from grpo_core.policy.saved import TrainingState, list_checkpoints
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
 from grpo_core.run.model_shape import shape_for
-from grpo_core.run.pass_sizes import PASSES_FIELD
+from grpo_core.run.pass_sizes import PASSES_FIELD, batch_limits
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import why_finished
-from grpo_core.training.failing import last_message
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ Train = Callable[["Session", TrainingState], tuple[TrainingState, str | None]]
 MODULES = {"native": "grpo_core.training", "trl": "grpo_core.backends"}
 """The module to run for each `training.engine`."""
 EVALUATE = "--evaluate"
-"""Argument of the native engine: evaluate the last policy, too, while it is in memory (`evaluation/last.py`)."""
+"""Argument of the native engine: evaluate the last policy, too, while it is in memory (`evaluate_trained`)."""
 
 
 def evaluating(engine: str) -> list[str]:
@@ -71,20 +79,15 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
         stop.install()
-        journal = Journal(run_dir.journal_file)
+        with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+            check_run(run_dir)
+            try:
+                return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
+            except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
+                return _fail(journal, error, run_dir)
     except (GrpoError, OSError) as error:  # nothing is added to the journal of such a run, not even that it failed
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", JournalError.exit_code)
-    with contextlib.closing(journal):
-        try:
-            check_run(run_dir)
-        except GrpoError as error:
-            sys.stderr.write(f"{error}\n")
-            return error.exit_code
-        try:
-            return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
-        except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
-            return _fail(journal, error, run_dir, debug=options.debug)
 
 
 def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -94,7 +97,6 @@ def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     if engine == "native":
         text = "evaluate the last policy on the held-out prompts, too"
         parser.add_argument(EVALUATE, action="store_true", help=text)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(arguments)
 
 
@@ -103,27 +105,6 @@ def _train(
 ) -> int:
     """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
     config = run_dir.read_config()
-    with contextlib.ExitStack() as device:
-        state, stopped, evaluator = _run(run_dir, config, journal, stop, device, engine=engine, load=load)
-        reason = stopped or why_finished(config.training, state)
-        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
-        if evaluate:
-            journal.close()
-            _evaluate(run_dir, evaluator, state.step, stop, device)
-    return stop.exit_code if stopped else 0
-
-
-def _run(
-    run_dir: RunDir,
-    config: RunConfig,
-    journal: Journal,
-    stop: StopRequest,
-    device: contextlib.ExitStack,
-    *,
-    engine: str,
-    load: Callable[[], Train],
-) -> tuple[TrainingState, str | None, "Evaluator"]:
-    """Train; return the last counters, why it stopped early, and what evaluates the policy. The device stays held."""
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
@@ -134,19 +115,26 @@ def _run(
         train = load()
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
-    device.enter_context(held_device(pick_device(config.training.device)))
-    session = open_session(run_dir, journal, stop)
-    state = session.restore()
-    if engine != "native" and 0 < state.step < config.training.steps:
-        raise TrainingError(
-            f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
-        )
-    facts = _facts(config, session, threads, state.step)
-    # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
-    began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
-    journal.append("resume" if began else "start", state.step, facts)
-    with contextlib.closing(session):
-        return (*train(session, state), session.evaluator)
+    with held_device(pick_device(config.training.device)):
+        session = open_session(run_dir, journal, stop)
+        state = session.restore()
+        if engine != "native" and 0 < state.step < config.training.steps:
+            raise TrainingError(
+                f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
+            )
+        # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
+        began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
+        journal.append("resume" if began else "start", state.step, _facts(config, session, threads, state.step))
+        with contextlib.closing(session):
+            state, stopped = train(session, state)
+        reason = stopped or why_finished(config.training, state)
+        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
+        if evaluate:
+            journal.close()
+            evaluator = session.evaluator
+            del session  # the memory of its optimizer is the evaluation's
+            _evaluate(run_dir, evaluator, state.step, stop)
+    return stop.exit_code if stopped else 0
 
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
@@ -154,6 +142,8 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
     from grpo_core.policy.loading import outline_of
 
     policy, limits = session.policy, session.batch_limits
+    needed = acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda")
+    shape = shape_for(needed)
     return {
         "engine": config.training.engine,
         "threads": threads,
@@ -163,41 +153,31 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         **policy.path.as_json(),
         PASSES_FIELD: limits.after(step),
         "left_out": unreached_by(config, outline_of(policy.model)),
-        "memory": _estimate(
-            acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda"), padded=policy.path.padded
-        ),
+        "memory": None if shape is None else memory_need(needed, shape, padded=policy.path.padded).phases(),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
 
 
-def _estimate(config: RunConfig, *, padded: bool) -> dict[str, int] | None:
-    """Return the bytes of tensors that each phase is estimated to need, None where the model's shape is not known."""
-    shape = shape_for(config)
-    return None if shape is None else memory_need(config, shape, padded=padded).phases()
-
-
-def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest, device: contextlib.ExitStack) -> None:
+def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest) -> None:
     """Evaluate the last policy, unless the process is to end; whoever asks for that now ends it at once."""
-    from grpo_core.evaluation.last import evaluate_last
+    from grpo_core.evaluation.runner import evaluate_trained
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    if stop.is_urgent:
-        return
-    exit_with_lifeline()
-    evaluate_last(run_dir, evaluator, step, release=device.close)
+    if not stop.is_urgent:
+        exit_with_lifeline()
+        evaluate_trained(run_dir, evaluator, step)
 
 
-def _fail(journal: Journal, error: Exception, run_dir: RunDir, *, debug: bool) -> int:
+def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
     """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
     if not isinstance(error, GrpoError) and is_full_disk(error):
         error = DiskFullError(f"disk full: {error}")
     if isinstance(error, GrpoError):
-        message, exit_code = last_message(error, run_dir), error.exit_code
+        message, exit_code = _message(error, run_dir), error.exit_code
     else:
         message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
-    if debug or not isinstance(error, GrpoError):
         traceback.print_exception(error)
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})
@@ -207,3 +187,21 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir, *, debug: bool) -
     except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return exit_code
+
+
+def _message(error: GrpoError, run_dir: RunDir) -> str:
+    """Return the message of an error; of what the run can be resumed after, with what is left of it and what to do."""
+    if not isinstance(error, (DiskFullError, SamplerError, MemoryFullError)):
+        return str(error)
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
+    command = f"grpo train --resume {shlex.quote(str(run_dir.path))}"
+    if isinstance(error, MemoryFullError):
+        field = "rollout_rows" if error.phase in ("rollout", "evaluation") else "microbatch_tokens"
+        size = batch_limits(run_dir).after()[field]
+        lower = f"training.{field} was {size}; resume with less: `{command} training.{field}={max(1, size // 2)}`"
+        return f"{error}; {newest}, which stays; {lower}"
+    if isinstance(error, DiskFullError):
+        free = (free_bytes(run_dir.path) or 0) / 2**20
+        return f"{error}; {free:.1f} MiB are free; {newest}; free space, then resume with `{command}`"
+    return f"{error}; {newest}; mend the cause, then resume with `{command}`"

@@ -9,14 +9,13 @@ from grpo_core.algorithm.masking import is_eos
 from grpo_core.algorithm.shaping import shape_rewards
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.rewards.base import ScoredCompletions, score
-from grpo_core.training.batch import Rollouts
-from grpo_core.training.filtering import filter_rows, overlong_penalty
+from grpo_core.training.batch import Rollouts, filter_rows, overlong_penalty
 from grpo_core.training.phases import Clock
 from grpo_core.training.session import Session
-from grpo_core.types import Prompt
+from grpo_core.types import Mean, Prompt
 
 
-def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clock) -> Rollouts:
+def collect_rollouts(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clock) -> Rollouts:
     """Sample `group_size` completions of each prompt of a step, score them and compute their advantages."""
     config, size = session.config, session.config.rollout.group_size
     with clock("rollout"):
@@ -43,9 +42,15 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
     advantages = advantages.to(device=mask.device, dtype=torch.float32)
     kept, figures = filter_rows(config.filtering, advantages, truncated, size)
     if buffer is not None:
-        figures["filter/overlong_penalty"] = float(penalty.mean())
+        figures["filter/overlong_penalty"] = Mean(float(penalty.sum()), len(penalty))
     return Rollouts(
-        **vars(sampled),
+        prompts=sampled.prompts,
+        group_size=size,
+        completion_ids=sampled.completion_ids,
+        completion_mask=mask,
+        sampling_per_token_logps=sampled.sampling_per_token_logps,
+        weights=sampled.weights,
+        figures=sampled.figures,
         texts=tuple(texts),
         truncated=truncated,
         rewards=rewards,

@@ -27,50 +27,46 @@ class CheckpointWriter:
 
         `in_use` returns the checkpoints that stay as well: those with which another run begins.
         """
+        self.newest_step = 0
+        """Step of the newest checkpoint; it may still be under way."""
         self._folder, self._keep, self._in_use = folder, keep, in_use
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
         self._is_large = False
         self._initial: Future[str] | None = None
 
-    def prepare(self, trainable: Trainable) -> None:
-        """Begin to store the initial policy; the first checkpoint waits for that, and raises what `store_initial` does."""
-        self._initial = self._thread.submit(store_initial, self._folder, trainable.reference.initial.weights())
+    def prepare(self, trainable: Trainable) -> Future[str]:
+        """Begin to store the initial policy, once; whoever waits for the first checkpoint learns if it did not fit."""
+        weights = trainable.reference.initial.weights
+        self._initial = self._initial or self._thread.submit(store_initial, self._folder, weights())
+        return self._initial
 
     def begin(self, trainable: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
-        """Begin to write a checkpoint: what is in `trainable` may change as soon as this returns.
+        """Begin to write a checkpoint when none is under way: what is in `trainable` may change as soon as this returns.
 
         Args:
             trainable: what is saved.
             state: its counters.
             mark: where the journal is.
             then: called with the checkpoint's name once it is durable, by the thread that wrote it.
-
-        Raises:
-            DiskFullError: it, or the initial policy, did not fit.
         """
-        assert self._under_way is None, "finish() is called before the next one begins"
-        contents = trainable.contents()
-        weights = trainable.reference.initial.weights()
-        initial = (self._initial or self._thread.submit(store_initial, self._folder, weights)).result()
+        initial, contents = self.prepare(trainable), trainable.contents()
         size = contents.copied_bytes()
         has_room = available_memory() > SPARE * size
         held = contents.copied() if has_room else contents
 
         def write() -> None:
-            saved = save_checkpoint(self._folder, held, initial, state, keep=self._keep, mark=mark, in_use=self._in_use)
+            digest = initial.result()
+            saved = save_checkpoint(self._folder, held, digest, state, keep=self._keep, mark=mark, in_use=self._in_use)
             then(saved.name)
 
+        self.newest_step = state.step
         self._under_way, self._is_large = self._thread.submit(write), size >= LARGE_BYTES
         if not has_room:
             self.finish()
 
     def look(self) -> None:
-        """Do what `finish` does, unless a large checkpoint is not durable yet.
-
-        Raises:
-            DiskFullError, JournalError: as `finish`.
-        """
+        """Do what `finish` does, unless a large checkpoint is not durable yet."""
         if self._under_way is not None and (self._under_way.done() or not self._is_large):
             self.finish()
 
@@ -78,7 +74,7 @@ class CheckpointWriter:
         """Wait until the checkpoint under way is durable and `then` was called; return at once where there is none.
 
         Raises:
-            DiskFullError: it did not fit; nothing of it is left, and every older one is.
+            DiskFullError: it, or the initial policy, did not fit; nothing of it is left, and every older one is.
             JournalError: its record could not be written.
         """
         under_way, self._under_way = self._under_way, None
@@ -86,5 +82,8 @@ class CheckpointWriter:
             under_way.result()
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """Finish, and end the thread."""
+        try:
+            self.finish()
+        finally:
+            self._thread.shutdown()

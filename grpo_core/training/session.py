@@ -8,8 +8,7 @@ from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
-from grpo_core.evaluation.rewards import open_rewards
-from grpo_core.evaluation.runner import Evaluator, pick_verifier
+from grpo_core.evaluation.runner import Evaluator, open_rewards, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
@@ -17,7 +16,7 @@ from grpo_core.policy.checkpoint import Trainable, load_checkpoint, set_aside
 from grpo_core.policy.opening import open_policy, require_positions
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, stored_initial
+from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, list_checkpoints, stored_initial
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.cleaning import used_checkpoints
@@ -27,22 +26,13 @@ from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import BatchLimits, batch_limits
 from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
-from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
-from grpo_core.training.update import Updater
+from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 
 FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=0, last_sync_step=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayedRecord:
-    """A record that a `resume` superseded, and how nearly its repetition must be the same."""
-
-    record: Record
-    tolerance: Tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +60,20 @@ class Session:
     """How much is computed at once in each step."""
     sync_rules: RuleBook
     """Rules whose breach synchronises the reference after the step."""
-    to_replay: dict[Identity, ReplayedRecord] = field(default_factory=dict)
+    to_replay: dict[Identity, Record] = field(default_factory=dict)
     """What the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     def close(self) -> None:
-        """End a server that makes the rollouts, if this training has started it, and the writer of checkpoints."""
-        self.writer.close()
-        if isinstance(self.sampler, VllmSampler):
-            self.sampler.close()
+        """Wait for the checkpoint under way; end a server that makes the rollouts, if this training has started it.
+
+        Raises:
+            DiskFullError, JournalError: the checkpoint or its record could not be written.
+        """
+        try:
+            self.writer.close()
+        finally:
+            if isinstance(self.sampler, VllmSampler):
+                self.sampler.close()
 
     @property
     def policy(self) -> Policy:
@@ -89,22 +85,22 @@ class Session:
         """What its drift is measured from."""
         return self.trainable.reference
 
+    @property
+    def replay_tolerance(self) -> Tolerance:
+        """How nearly a step that is made again must be the same: in other passes its last digits differ."""
+        limits = self.batch_limits
+        return EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
+
     def begin_checkpoint(self, state: TrainingState) -> None:
-        """Begin to write a checkpoint, after the one that may be under way; the training may go on."""
-        self.finish_checkpoint()
+        """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
+        if state.step <= self.writer.newest_step:
+            return
+        self.writer.finish()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
         mark = JournalMark(bytes=num_bytes, sha256=sha256)
         self.writer.begin(
             self.trainable, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name})
         )
-
-    def look_for_checkpoint(self) -> None:
-        """Wait for the checkpoint under way, unless it is a large one, until it is durable and journalled."""
-        self.writer.look()
-
-    def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint under way, if there is one, until it is durable and journalled."""
-        self.writer.finish()
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.
@@ -115,37 +111,28 @@ class Session:
         Raises:
             ModelError: there are checkpoints, and all of them are damaged.
         """
-        damaged: dict[Path, str] = {}
+        state, damaged = FRESH, dict[Path, str]()
         for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
             try:
                 state = load_checkpoint(checkpoint, self.trainable)
+                break
             except ModelError as error:
                 damaged[checkpoint] = str(error)
-                continue
-            for path, text in damaged.items():
-                # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
-                aside = set_aside(path)
-                alert = f"{text}; kept as {aside.name}, resuming from {checkpoint.name}"
-                self.journal.append("alert", state.step, {"text": alert})
-            break
-        else:
-            if damaged:
-                raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
-            state = FRESH
+        if damaged and state is FRESH:
+            raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
+        for path, text in damaged.items():
+            # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
+            alert = f"{text}; kept as {set_aside(path).name}, resuming from {checkpoint_name(state.step)}"
+            self.journal.append("alert", state.step, {"text": alert})
         records = read_records(self.run_dir.journal_file)
         for record in supersede(records):
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
-            is_lowered = self.batch_limits.after() != self.batch_limits.changes[0][1]
-            tolerance = IN_OTHER_PASSES if is_lowered else EXACT
-            newest = {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
-            self.to_replay.update({key: ReplayedRecord(record=one, tolerance=tolerance) for key, one in newest.items()})
+            replayed = [record for record in records if record.kind in COMPARED and record.step > state.step]
+            self.to_replay.update({identity(record): record for record in replayed})
+        self.writer.newest_step = state.step
         return state
-
-    def bound_passes(self, step: int) -> None:
-        """Compute no more at once than the step after `step` may."""
-        self.policy.limits.set(**self.batch_limits.after(step))
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:

@@ -1,4 +1,4 @@
-"""One step: explore, score, update, measure, and synchronise the reference where it is due."""
+"""One step: roll out, score, update, measure, and synchronise the reference where it is due."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.phases import Clock
 from grpo_core.training.probe import Probed
-from grpo_core.training.rollout import explore
+from grpo_core.training.rollout import collect_rollouts
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
 from grpo_core.types import SCHEDULE, Prompt, RefSync
@@ -176,10 +176,10 @@ def figures_of_policy(
     rollouts = batch.rollouts
     verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
     correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
-    return measure.registry_figures(
+    figures = measure.registry_figures(
         [
             measure.kl_figures(logps, rollouts),
-            {"policy/entropy": measure.masked_mean(logps.entropy, rollouts.completion_mask)},
+            {"policy/entropy": measure.token_mean(logps.entropy, rollouts.completion_mask)},
             measure.reward_figures(rollouts, correct),
             measure.advantage_figures(batch),
             measure.completion_figures(rollouts),
@@ -189,6 +189,7 @@ def figures_of_policy(
             {} if probed is None else probed.figures,
         ]
     )
+    return figures | {"completion/eos_frac": 1 - figures["completion/truncated_frac"]}
 
 
 def conclude_step(
@@ -219,7 +220,7 @@ def conclude_step(
 def run_step(session: Session, state: TrainingState) -> StepResult:
     """Run the step after `state`."""
     step, clock = state.step + 1, Clock(session.policy.device)
-    rollouts = explore(session, prompts_for(session, step), step, clock)
+    rollouts = collect_rollouts(session, prompts_for(session, step), step, clock)
     with clock("logps"):
         probed = probe(session, step)
     batch, result, logps = update(session, rollouts, step, clock)

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import TrainingError
-from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
+from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.child import ensure_ended
 from grpo_core.run.folder import RunDir

@@ -20,9 +20,8 @@ from grpo_core.policy.fast.path import SamplingPath, why_not_lean, why_padded
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.training.batch import Rollouts
-from grpo_core.training.measure import StepLogps, kl_figures
-from grpo_core.training.optimizer import build_optimizer
-from grpo_core.training.update import Updater
+from grpo_core.training.measure import StepLogps, kl_figures, registry_figures
+from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 from tests.gpu.conftest import Check, Figure
 
@@ -153,7 +152,7 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded:
     first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
     left_out = ("kl/sampler/k3", "kl/ref/seq")  # no sampler; k1 again, times the length, which no k2 a token is a scale of
-    panel = {key: value for key, value in kl_figures(logps, rollouts).items() if key not in left_out}
+    panel = {key: value for key, value in registry_figures([kl_figures(logps, rollouts)]).items() if key not in left_out}
     (report,) = result.steps
     return Update(
         logps=torch.stack([first.logps, ref_logps]).detach().cpu().double(),

@@ -93,21 +93,6 @@ def test_it_is_bit_for_bit_what_a_process_of_its_own_makes(tiny_run: Any, tmp_pa
     assert (last.step, last.data) == (again.step, again.data)
 
 
-def test_it_is_made_only_where_it_is_asked_for_and_missing(tiny_run: Any) -> None:
-    run_dir = tiny_run()
-    assert main([str(run_dir.path)]) == 0
-    assert not run_dir.eval.exists()
-    for _ in range(2):
-        assert main([str(run_dir.path), EVALUATE]) == 0
-    assert kinds(run_dir).count("eval") == 1
-
-
-def test_nothing_is_evaluated_where_nothing_is_held_out(tiny_run: Any) -> None:
-    run_dir = tiny_run({"data.eval_fraction": 0.0})
-    assert main([str(run_dir.path), EVALUATE]) == 0
-    assert not run_dir.eval.exists()
-
-
 def test_a_run_that_was_stopped_by_the_file_is_evaluated_one_that_was_ended_by_a_signal_is_not(
     acting: Callable[..., RunDir], tmp_path: Path
 ) -> None:

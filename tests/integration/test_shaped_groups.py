@@ -4,12 +4,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import pandas
 import pytest
 
 from grpo_core.generation.scripted import ScriptedSampler
-from grpo_core.run.journal import Journal, read_journal
-from grpo_core.training.__main__ import main
+from grpo_core.run.journal import Journal
 from grpo_core.training.session import FRESH
 from grpo_core.training.step import run_step
 from tests.golden.trajectory import END, open_scripted
@@ -62,19 +60,3 @@ def test_groups_are_judged_on_the_rewards_that_the_advantages_see(tiny_run, func
     assert result.metrics["filter/kept_frac"] == pytest.approx(teaching / 3)
     # Two unequal rewards d apart: half of d, over d / sqrt(2) and the little that is added to it.
     assert result.metrics["advantage/max"] == pytest.approx(math.sqrt(0.5) if teaching else 0, rel=1e-3)
-
-
-def test_where_a_penalty_alone_tells_completions_apart_the_groups_teach(tiny_run):
-    """The journal's share is that of the table of completions, group by group."""
-    penalty = {"filtering.overlong_buffer_tokens": 8, "rollout.max_completion_tokens": 8, "rollout.group_size": 8}
-    run_dir = tiny_run({**penalty, "rewards": [{"fn": f"{HERE}:same"}], "training.steps": 3})
-    assert main([str(run_dir.path)]) == 0
-    steps = [record for record in read_journal(run_dir.journal_file) if record.kind == "step"]
-    for record in steps:
-        table = pandas.read_parquet(run_dir.completions / f"step_{record.step:06d}.parquet")
-        groups = table.groupby("prompt_id")
-        assert (groups["reward"].nunique() == 1).all()
-        silent = groups["advantage"].apply(lambda values: (values == 0).all())
-        assert record.metrics["group/zero_std_frac"] == pytest.approx(silent.mean())
-        assert record.metrics["group/effective_count"] == (~silent).sum()
-    assert min(record.metrics["group/effective_count"] for record in steps) > 0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
+from tests.integration.test_training import step_figures
 
 pytestmark = pytest.mark.proof
 
@@ -55,12 +55,6 @@ def in_a_long_step(
     return begin
 
 
-def figures(run_dir: RunDir) -> list[dict[str, float]]:
-    """The deterministic figures of each step."""
-    steps = [record.metrics for record in read_journal(run_dir.journal_file) if record.kind == "step"]
-    return [{key: value for key, value in step.items() if find_metric(key).deterministic} for step in steps]  # type: ignore[union-attr]
-
-
 def test_a_training_that_is_interrupted_twice_keeps_its_journal_and_goes_on_when_started_again(
     in_a_long_step: Any, tmp_path: Path
 ) -> None:
@@ -79,8 +73,9 @@ def test_a_training_that_is_interrupted_twice_keeps_its_journal_and_goes_on_when
     whole.journal_file.unlink()
     for run in (run_dir, whole):
         assert main([str(run.path)]) == 0
-    assert len(figures(run_dir)) == 4
-    assert figures(run_dir) == figures(whole)
+    ended, repeated = (step_figures(read_journal(run.journal_file)) for run in (run_dir, whole))
+    assert len(ended) == 4
+    assert ended == repeated
 
 
 def test_a_training_that_is_interrupted_once_finishes_its_step(in_a_long_step: Any) -> None:

@@ -7,7 +7,7 @@ DIVERGENCE = "grpo_core/algorithm/divergence.py"
 LOGPROBS = "grpo_core/algorithm/logprobs.py"
 MISMATCH = "grpo_core/algorithm/mismatch.py"
 SHAPING = "grpo_core/algorithm/shaping.py"
-FILTERING = "grpo_core/training/filtering.py"
+FILTERING = "grpo_core/training/batch.py"
 
 MUTATIONS = (
     # Masking

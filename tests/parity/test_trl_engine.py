@@ -16,7 +16,7 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
 from grpo_core.training.phases import Clock
-from grpo_core.training.rollout import explore
+from grpo_core.training.rollout import collect_rollouts
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import prompts_for, update
@@ -109,7 +109,7 @@ def test_three_optimizer_steps_on_scripted_rollouts_are_trls(scripted_session, c
     overrides = {**THREE_UPDATES, **CASES[case]}
     session = scripted_session(overrides, "native")
     perturb(session.reference.current)
-    rollouts = explore(session, prompts_for(session, 1), 1, Clock())
+    rollouts = collect_rollouts(session, prompts_for(session, 1), 1, Clock())
     reports = update(session, rollouts, 1, Clock())[1].steps
 
     other = scripted_session({**overrides, "training.engine": "trl"}, "trl")

@@ -59,7 +59,7 @@ def after(owner: Any, name: str, then: Callable[..., None]) -> None:
 def watch_steps(announcer: Announcer) -> None:
     """Announce restoring, rollout, update and evaluation."""
     around(session.Session, "restore", Phase.RESTORE, announcer, lambda _session: (0, ""))
-    around(step, "explore", Phase.ROLLOUT, announcer, lambda _session, _prompts, step, _clock: (step, ""))
+    around(step, "collect_rollouts", Phase.ROLLOUT, announcer, lambda _session, _prompts, step, _clock: (step, ""))
     around(step, "update", Phase.UPDATE, announcer, lambda _session, _rollouts, step, _clock: (step, ""))
     around(loop, "evaluate_held_out", Phase.EVALUATION, announcer, lambda _session, step: (step, ""))
     loaded = "the checkpoint is loaded, nothing is journalled"

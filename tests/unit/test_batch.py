@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,14 +56,6 @@ def test_micro_batches_by_hand():
     assert microbatches(batch, range(4), 15) == [[0], [1], [2], [3]]
 
 
-def test_a_row_beyond_the_budget_goes_alone():
-    assert microbatches(batch_of([50], [9, 1]), range(2), 1) == [[0], [1]]
-
-
-def test_micro_batches_take_the_rows_they_are_given():
-    assert microbatches(batch_of([2, 2, 2], [1] * 6), [1, 4, 5], 100) == [[1, 4, 5]]
-
-
 @SETTINGS
 @given(data=st.data(), budget=st.integers(1, 80))
 def test_micro_batches_cover_the_rows_once_in_order_within_the_budget(data, budget):
@@ -102,13 +93,3 @@ def test_minibatches_are_a_function_of_seed_step_and_epoch():
     assert split_minibatches(24, 3, seed=1, step=2, epoch=0) == first
     for changed in ({"seed": 2}, {"step": 3}, {"epoch": 1}):
         assert split_minibatches(24, 3, **{"seed": 1, "step": 2, "epoch": 0, **changed}) != first
-
-
-def test_the_counts_of_a_batch():
-    batch = batch_of([10, 4], [3, 5, 2, 6])
-    assert (batch.num_rows, batch.num_loss_tokens, batch.lengths().tolist()) == (4, 16, [3, 5, 2, 6])
-
-
-@pytest.mark.parametrize("budget", [1, 20, 10_000])
-def test_micro_batches_of_no_rows_are_none(budget):
-    assert microbatches(batch_of([3], [2]), [], budget) == []

@@ -16,7 +16,7 @@ import pytest
 
 from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
-from grpo_core.evaluation.rewards import open_rewards
+from grpo_core.evaluation.runner import open_rewards
 from grpo_core.machine.process_id import identify, is_running
 from grpo_core.rewards import workers
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
@@ -266,7 +266,7 @@ GUARDED = """
 import contextlib, os, re, signal, sys, threading, time
 from itertools import repeat
 from grpo_core.config import load_config
-from grpo_core.evaluation.rewards import open_rewards
+from grpo_core.evaluation.runner import open_rewards
 from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import score
 from grpo_core.types import Prompt

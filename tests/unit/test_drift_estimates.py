@@ -53,7 +53,7 @@ def steps(listed: Listed) -> list[measure.Figures]:
         prompts = torch.randperm(PROMPTS, generator=random)[:STEP_PROMPTS].repeat_interleave(COMPLETIONS)
         rows = torch.multinomial(listed.chances[prompts], 1, generator=random).squeeze(1)
         exact, log_ratio = listed.exact[prompts, rows], listed.log_ratio[prompts, rows]
-        found.append(measure.drift_figures(log_ratio, exact, listed.mask[rows], prompts))
+        found.append(measure.registry_figures([measure.drift_figures(log_ratio, exact, listed.mask[rows], prompts)]))
     return found
 
 

@@ -13,9 +13,8 @@ import pytest
 from grpo_core.data.frozen import load_frozen
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import DataError, ranges
-from grpo_core.evaluation.plan import is_evaluated
+from grpo_core.evaluation.held_out import is_evaluated, keep_evaluation
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.evaluation.reuse import keep_evaluation
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import cut, find_intact

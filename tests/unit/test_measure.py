@@ -16,7 +16,7 @@ from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.rollout import as_tensors
 from grpo_core.training.update import OptimizerStep, log_weights
-from grpo_core.types import Prompt, RefSync
+from grpo_core.types import Mean, Prompt, RefSync
 
 LOG2 = math.log(2)
 MASK = torch.tensor([[True, True], [True, False]])
@@ -24,6 +24,11 @@ MASK = torch.tensor([[True, True], [True, False]])
 
 def float64(values):
     return torch.tensor(values, dtype=torch.float64)
+
+
+def floats(function, *arguments):
+    """Return figures as a step journals them."""
+    return measure.registry_figures([function(*arguments)])
 
 
 def close(value):
@@ -55,7 +60,9 @@ def kl_figures(ref, sampling=None, initial=None, mask=MASK, **exact):
     zeros = torch.zeros(2, 2, dtype=torch.float64)
     logps = measure.StepLogps(old=zeros, ref=ref, initial=initial, entropy=zeros, **exact)
     rollouts = rollouts_of([0.0, 0.0], {}, 1, mask=mask)
-    return measure.kl_figures(logps, replace(rollouts, sampling_per_token_logps=zeros if sampling is None else sampling))
+    return floats(
+        measure.kl_figures, logps, replace(rollouts, sampling_per_token_logps=zeros if sampling is None else sampling)
+    )
 
 
 def test_kl_figures_by_hand():
@@ -100,15 +107,6 @@ def test_the_drift_is_the_exact_sum_where_the_step_has_one():
     assert "kl/init/full" not in figures
 
 
-def test_the_same_is_measured_to_the_reference_and_to_the_initial_policy():
-    one, other = float64([[LOG2, -LOG2], [-1.0, 5.0]]), float64([[0.5, 0.0], [-2.0, 5.0]])
-    figures = kl_figures(one, initial=other, full_ref=one.abs(), full_init=other.abs())
-    turned = kl_figures(other, initial=one, full_ref=other.abs(), full_init=one.abs())
-    swapped = {"ref": "init", "init": "ref", "sampler": "sampler"}
-    assert turned == {f"kl/{swapped[key.split('/')[1]]}/{key.split('/')[2]}": value for key, value in figures.items()}
-    assert {key for key in figures if "init" in key} == {key.replace("ref", "init") for key in figures if "ref" in key}
-
-
 def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
     # initial: log r = log 2 on the first token alone: k3 = 1 - log 2, k1 = -log 2, over 3 tokens or 2 completions.
     # sampler: log pi - log pi_sampler = -log 2 on the third token: k3 = log 2 - 1/2, over 3 tokens.
@@ -131,7 +129,7 @@ def test_figures_do_not_depend_on_what_the_loss_leaves_out():
     logps = measure.StepLogps(old=torch.zeros_like(ref), ref=ref, initial=ref, entropy=ref, full_ref=ref.abs())
     rollouts = rollouts_of([0.0, 0.0], {}, 1, mask=MASK)
     filtered = replace(rollouts, loss_mask=torch.tensor([[True, True], [False, False]]))
-    assert measure.kl_figures(logps, filtered) == measure.kl_figures(logps, rollouts)
+    assert floats(measure.kl_figures, logps, filtered) == floats(measure.kl_figures, logps, rollouts)
 
 
 def test_completions_of_a_prompt_are_one_draw_also_where_it_occurs_twice():
@@ -146,15 +144,11 @@ def test_rows_without_a_token_are_no_completions_of_a_mean():
     # Two of four rows have tokens, with 2 + 3 and 1 nats: 3 a completion, 2 a token.
     values = float64([[2.0, 3.0], [9.0, 9.0], [1.0, 9.0], [9.0, 9.0]])
     mask = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0]]).bool()
-    assert measure.per_row_mean(values, mask) == close(3.0)
+    assert float(measure.row_mean(values, mask)) == close(3.0)
     # residuals 5 - 2 x 2, 1 - 1 x 2: sqrt(2 x 2 / 1) / 3, as if the other two had never been
     assert clustered(values, mask, [0, 1, 2, 3]) == close(2 / 3)
     assert clustered(values[[0, 2]], mask[[0, 2]], [0, 1]) == close(2 / 3)
-    assert measure.per_row_mean(values, torch.zeros_like(mask)) == 0.0
-
-
-def test_the_initial_policys_kl_is_absent_where_it_was_not_measured():
-    assert not [key for key in kl_figures(float64([[0.0, 0.0], [0.0, 0.0]])) if key.startswith("kl/init")]
+    assert float(measure.row_mean(values, torch.zeros_like(mask))) == 0.0
 
 
 def clustered(values, mask, clusters):
@@ -182,13 +176,6 @@ def test_of_one_prompt_no_error_is_known():
     assert math.isnan(clustered(torch.ones(2, 1), torch.tensor([[True], [False]]), [0, 1]))
 
 
-def test_means_over_tokens_and_over_rows():
-    values = float64([[1.0, 2.0], [4.0, 100.0]])
-    assert measure.masked_mean(values, MASK) == close(7 / 3)
-    assert measure.per_row_mean(values, MASK) == close(7 / 2)
-    assert measure.masked_mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0.0
-
-
 def test_reward_and_group_figures_by_hand():
     # Groups (0, 1), (0.5, 0.5), (2, 4); the verifier accepts 2 and 4 and the 1.
     rollouts = rollouts_of(
@@ -196,7 +183,7 @@ def test_reward_and_group_figures_by_hand():
         {"a": (0.0, 1.0, None, 0.5, 1.0, 1.0)},
         group_size=2,
     )
-    figures = measure.reward_figures(rollouts, [False, True, False, False, True, True])
+    figures = floats(measure.reward_figures, rollouts, [False, True, False, False, True, True])
     assert figures == {
         "reward/mean": close(8 / 6),
         # squares about 4/3: 16/9 + 1/9 + 25/36 + 25/36 + 4/9 + 64/9 = 390/36, over 5
@@ -224,8 +211,8 @@ def test_advantage_figures_by_hand():
     zeros = torch.zeros(6, 2)
 
     def figures(advantages):
-        return measure.advantage_figures(
-            TrainingBatch(rollouts=rollouts, advantages=advantages, ref_logps=zeros, old_logps=None)
+        return floats(
+            measure.advantage_figures, TrainingBatch(rollouts=rollouts, advantages=advantages, ref_logps=zeros, old_logps=None)
         )
 
     assert figures(torch.tensor([-1.0, 1.0, 0.0, 0.0, -3.0, 3.0])) == {
@@ -244,7 +231,7 @@ def test_advantage_figures_by_hand():
 
 def test_unscorable_completions_leave_the_reward_figures():
     nan = math.nan
-    figures = measure.reward_figures(rollouts_of([nan, 1.0, nan, nan], {"a": (None, 1.0, None, None)}, 2), [False] * 4)
+    figures = floats(measure.reward_figures, rollouts_of([nan, 1.0, nan, nan], {"a": (None, 1.0, None, None)}, 2), [False] * 4)
     assert figures["reward/mean"] == 1.0
     assert figures["reward/std"] == figures["group/reward_std/max"] == 0.0
     assert figures["group/best_mean"] == 1.0
@@ -252,21 +239,15 @@ def test_unscorable_completions_leave_the_reward_figures():
     assert figures["group/zero_std_frac"] == 1.0
 
 
-def test_a_batch_that_no_function_could_score_has_no_mean_reward():
-    figures = measure.reward_figures(rollouts_of([math.nan] * 2, {"a": (None, None)}, 2), [False] * 2)
-    assert math.isnan(figures["reward/mean"])
-    assert math.isnan(figures["reward/a/mean"])
-    assert figures["reward/std"] == 0.0
-
-
 def test_completion_figures_by_hand():
     mask = torch.arange(4) < torch.tensor([[1], [4], [3], [4]])
-    figures = measure.completion_figures(rollouts_of([0.0] * 4, {}, 2, mask=mask, truncated=[False, True, False, False]))
+    figures = floats(
+        measure.completion_figures, rollouts_of([0.0] * 4, {}, 2, mask=mask, truncated=[False, True, False, False])
+    )
     assert figures == {
         "completion/tokens/mean": 3.0,
         "completion/tokens/max": 4.0,
         "completion/truncated_frac": 0.25,
-        "completion/eos_frac": 0.75,
     }
 
 
@@ -346,7 +327,10 @@ def test_reference_and_progress_figures():
     }  # fmt: skip
 
 
-def test_a_figure_measured_twice_is_refused():
-    assert measure.registry_figures([{"a": 1.0}, {"b": 2.0}]) == {"a": 1.0, "b": 2.0}
-    with pytest.raises(ValueError, match="figures measured twice: b"):
-        measure.registry_figures([{"a": 1.0, "b": 1.0}, {"b": 2.0}])
+def test_means_are_sums_and_counts_that_add_up_over_processes_and_become_floats_once():
+    values = float64([[1.0, 2.0], [4.0, 100.0]])
+    shares = [measure.token_mean(values[row : row + 1], MASK[row : row + 1]) for row in (0, 1)]
+    whole = Mean(sum(one.total for one in shares), sum(one.count for one in shares))
+    assert whole == measure.token_mean(values, MASK) == Mean(7.0, 3)
+    assert measure.registry_figures([{"a": whole, "b": 2.0}]) == {"a": 7 / 3, "b": 2.0}
+    assert measure.masked_mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0.0

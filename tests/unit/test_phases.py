@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from grpo_core.errors import MemoryFullError
-from grpo_core.training import phases
 from grpo_core.training.phases import Clock
 
 
@@ -45,37 +44,3 @@ def test_memory_that_cannot_be_had_is_recognised():
 def test_other_errors_pass():
     with pytest.raises(RuntimeError, match="shapes"), Clock()("update"):
         raise RuntimeError("shapes do not match")
-
-
-class Gpu:
-    """Stands for torch.cuda: what was called, and memory as a test sets it."""
-
-    def __init__(self):
-        self.calls, self.allocated = [], 0
-
-    def synchronize(self, _device):
-        self.calls.append("wait")
-
-    def reset_peak_memory_stats(self, _device):
-        self.calls.append("reset")
-        self.allocated = 100
-
-    def max_memory_allocated(self, _device):
-        return self.allocated
-
-
-def test_a_gpu_is_waited_for_and_its_peak_is_that_of_the_phase(monkeypatch):
-    gpu = Gpu()
-    for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
-        monkeypatch.setattr(phases.torch.cuda, name, getattr(gpu, name))
-    clock = Clock(torch.device("cuda"))
-    gpu.calls.clear()
-    with clock("rollout"):
-        gpu.calls.append("work")
-        gpu.allocated = 700
-    assert gpu.calls == ["wait", "reset", "work", "wait"]
-    with clock("update"):
-        gpu.allocated = 900
-    with clock("rollout"):
-        gpu.allocated = 300
-    assert clock.peaks == {"rollout": 700, "update": 900}

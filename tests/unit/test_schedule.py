@@ -4,39 +4,22 @@ import pytest
 import torch
 
 from grpo_core.config import OptimizerConfig
-from grpo_core.training.optimizer import build_optimizer, lr_factor
+from grpo_core.training.update import build_optimizer, lr_factor
 
 
-def factors(schedule, warmup_steps, total_steps, count=None):
+@pytest.mark.parametrize(
+    ("schedule", "warmup_steps", "total_steps", "expected"),
+    [
+        ("constant", 0, 4, [1.0] * 4),
+        ("constant", 4, 6, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),  # its last step of warm-up is the full rate
+        ("linear", 2, 6, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),  # 4 steps left: 1, 3/4, 2/4, 1/4, and 0 from then on
+        ("cosine", 0, 3, [1.0, 0.75, 0.25, 0.0, 0.0, 0.0]),  # (1 + cos x) / 2 at 0, 60, 120, 180 degrees; then it stays 0
+        ("cosine", 1, 3, [1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_the_rate_warms_up_linearly_and_follows_its_schedule(schedule, warmup_steps, total_steps, expected):
     factor = lr_factor(OptimizerConfig(schedule=schedule, warmup_steps=warmup_steps), total_steps)
-    return [factor(index) for index in range(count or total_steps)]
-
-
-def test_constant_without_warmup_is_1():
-    assert factors("constant", 0, 4) == [1.0] * 4
-
-
-def test_warmup_rises_linearly_and_its_last_step_is_the_full_rate():
-    assert factors("constant", 4, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_linear_falls_to_0_after_the_last_step():
-    # 4 steps left after the warm-up: 1, 3/4, 2/4, 1/4, and 0 from then on
-    assert factors("linear", 2, 6, count=8) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-
-
-def test_cosine_falls_to_0_after_the_last_step():
-    # (1 + cos x) / 2 at x = 0, 60, 120, 180 degrees: 1, 3/4, 1/4, 0; it does not rise again
-    assert factors("cosine", 0, 3, count=6) == pytest.approx([1.0, 0.75, 0.25, 0.0, 0.0, 0.0], abs=1e-15)
-
-
-def test_cosine_after_warmup():
-    assert factors("cosine", 1, 3, count=4) == pytest.approx([1.0, 1.0, 0.5, 0.0], abs=1e-15)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_the_factor_is_never_above_1_nor_below_0(schedule):
-    assert all(0 <= factor <= 1 for factor in factors(schedule, 3, 10, count=20))
+    assert [factor(index) for index in range(len(expected))] == pytest.approx(expected, abs=1e-15)
 
 
 def test_the_optimizer_follows_the_schedule(tiny_model):

@@ -213,17 +213,6 @@ def test_the_gradient_is_scaled_down_to_the_limit_and_reported_as_it_was(tiny_mo
     torch.testing.assert_close(held_change / held_change.norm(), free_change / free_change.norm(), rtol=0, atol=1e-5)
 
 
-def test_epochs_times_minibatches_optimizer_steps_cover_every_row_in_each_epoch(tiny_model, batch):
-    logps, _ = logps_of(tiny_model, batch)
-    result = updater(tiny_model, epochs_per_rollout=3, minibatches=2).update(trained_on(batch, logps, logps), step=1)
-    assert len(result.steps) == 6
-    assert [first.tokens + second.tokens for first, second in zip(result.steps[::2], result.steps[1::2], strict=True)] == [
-        10
-    ] * 3
-    # The learning rate is 0, so the first epoch's log-probabilities are those of the rollouts' policy.
-    torch.testing.assert_close(result.first.logps, logps, rtol=0, atol=1e-5)
-
-
 def test_each_minibatch_is_a_mean_over_its_own_rows(tiny_model, batch):
     logps, _ = logps_of(tiny_model, batch)
     result = updater(tiny_model, minibatches=2, beta=0.0).update(trained_on(batch, logps, logps), step=1)

@@ -1,0 +1,224 @@
+"""The evaluation of a run's policy on its held-out prompts, made once: not where the run, or an earlier one, has made the same.
+
+In a sweep the initial policies of all arms with one seed are one and the same: their figures and completions are kept in the
+cache folder, under a digest of all that decides them (`evaluation_identity`). Whoever evaluates holds a lock: of runs which
+start together one evaluates.
+"""
+
+import logging
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from grpo_core.config import RunConfig
+from grpo_core.config.names import BUILTIN_REWARDS
+from grpo_core.data.frozen import read_manifest
+from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
+from grpo_core.errors import GrpoError
+from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
+from grpo_core.machine.disk import durable, remove
+from grpo_core.machine.gpus import gpus
+from grpo_core.machine.hardware import core_count, kernel_variables, processor
+from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.locks import one_at_a_time
+from grpo_core.policy.saved import list_checkpoints, read_state
+from grpo_core.policy.sources.cache import cache_folder
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.run.child import read_process_state
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import last_event, read_journal, read_records
+from grpo_core.run.pass_sizes import batch_limits
+from grpo_core.run.provenance import installed_versions
+from grpo_core.run.start_weights import config_here, start_weights
+
+logger = logging.getLogger(__name__)
+
+MODULE = "grpo_core.evaluation"
+"""What evaluates, as a process."""
+Evaluate = Callable[[Sequence[str], Path], None]
+"""Runs MODULE with arguments, its output in a file."""
+PACKAGE = Path(__file__).parents[1]
+"""`grpo_core`, all of whose code takes part."""
+PACKAGES = (
+    "latex2sympy2-extended",
+    "math-verify",
+    "numpy",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "reasoning-gym",
+    "safetensors",
+    "scipy",
+    "sympy",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+"""What completes, judges, counts and writes."""
+ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
+"""Of `rollout`: those by which an evaluation samples."""
+EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
+PATIENCE_SECONDS = 6 * 3600.0
+"""For another run's evaluation, which may be long; whoever waits for it can be cancelled."""
+KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"
+
+
+def evaluate_if_needed(
+    run_dir: RunDir,
+    policy: str,
+    set_name: str,
+    step: int,
+    *,
+    evaluate: Evaluate,
+    digest: Callable[[Path], str],
+    wait: Callable[[], None],
+    report: Callable[[str], None],
+) -> None:
+    """Evaluate the initial policy (`base`, saved after `step`) or the newest checkpoint's (`final`) on the held-out prompts.
+
+    Nothing is done where nothing is held out (`data.eval_fraction: 0`), or where this policy has been evaluated before. An
+    evaluation of the initial policy that an earlier run has made in all respects alike is used again, except by a
+    reproduction, which is to repeat it.
+
+    Args:
+        run_dir: of the run, with its frozen prompts.
+        policy: `base` or `final`.
+        set_name: of the evaluation.
+        step: after which the policy was saved.
+        evaluate: runs the process.
+        digest: returns the SHA-256 of the weights in a folder.
+        wait: called again and again while another run makes the same evaluation; what it raises ends the waiting.
+        report: takes a line about that wait, or about a result that is used again.
+    """
+    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, step):
+        return
+    arguments = [str(run_dir.path), "--policy", policy, "--set", set_name, "--step", str(step)]
+    log_file = run_dir.log_file(f"evaluate-{policy}")
+    # With a checkpoint, the model may be the run's own copy.
+    is_kept = policy == "base" and not run_dir.original.exists() and not list_checkpoints(run_dir.checkpoints)
+    identity = evaluation_identity(run_dir, set_name, step, digest) if is_kept else None
+    if identity is None:
+        evaluate(arguments, log_file)
+        return
+    lock = _folder(identity).with_name(f".{identity}.lock")
+    with one_at_a_time(lock, "makes the same evaluation", wait=wait, patience=PATIENCE_SECONDS, say=report):
+        if use_kept(run_dir, policy, identity):
+            report(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
+            return
+        evaluate(arguments, log_file)
+        keep_evaluation(run_dir, policy, identity)
+
+
+def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
+    """Return whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    if policy == "final":
+        step = read_state(checkpoints[-1]).step if checkpoints else 0
+    try:
+        is_done = bool(read_json(facts_file(run_dir, policy))["step"] == step)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # not there, or not all of it: it is evaluated again
+    if not is_done:
+        return False
+    if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
+        return False  # its record was cut off: whatever is read of the run later has to find it
+    from grpo_core.run.tables import read_table  # it loads pandas
+
+    return read_table(table_file(run_dir, policy)) is not None
+
+
+def was_cut_short(run_dir: RunDir) -> bool:
+    """Return whether a training process was killed after its training had ended: in the evaluation of its last policy.
+
+    Where that cannot be known, it was not: what ended the process is then the news, and not that its journal cannot be read.
+    """
+    code = read_process_state(run_dir.process_file).returncode
+    if code is None or code >= 0:
+        return False
+    try:
+        last = last_event(read_records(run_dir.journal_file))
+    except GrpoError:
+        return False
+    return last is not None and last.kind == "end" and last.data.get("status") != "failed"
+
+
+def evaluation_identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:
+    """Return a digest of everything that decides the evaluation of a run's initial policy on its held-out prompts.
+
+    It covers weights, the model's other files, prompts, the settings and the seed of sampling and judging, this package's code,
+    the versions of the packages that take part, and the hardware. Beta, group size, sync period and the like are not in it.
+
+    Args:
+        run_dir: of the run, with its configuration and prompts.
+        set_name: of the evaluation.
+        step: after which the policy was saved.
+        digest: returns the SHA-256 of the weights in a folder.
+
+    Returns:
+        None where somebody else's code takes part, which is not known: a verifier of the user's, a model's own Python files,
+        another interpreter.
+    """
+    config = batch_limits(run_dir).applied(config_here(run_dir), step)
+    verifier = config.evaluation.verifier or config.rewards[0].fn
+    if verifier not in BUILTIN_REWARDS or config.model.trust_remote_code or config.training.python is not None:
+        return None
+    folder = resolve_model(config.model.source)
+    return json_digest(
+        {
+            "set": (set_name, step),
+            "prompts": read_manifest(run_dir.data).eval_sha256,
+            "weights": start_weights(config, folder, digest).policy,
+            "model": tokenizer_digest(folder),
+            "settings": _settings(config, verifier),
+            "code": files_digest(sorted(PACKAGE.rglob("*.py"))),
+            "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
+            "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
+            "gpus": None if config.training.device == "cpu" else gpus(),
+        }
+    )
+
+
+def _settings(config: RunConfig, verifier: str) -> dict[str, object]:
+    training = config.training
+    return {
+        "verifier": [reward.model_dump(mode="json", exclude={"weight"}) for reward in config.rewards if reward.fn == verifier],
+        "evaluation": config.evaluation.model_dump(mode="json", include=EVALUATION_KEYS),
+        "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
+        "dtype": config.model.dtype,
+        "training": (training.seed, training.device, training.deterministic, training.rollout_rows, training.packed_weights),
+        "threads": training.threads or core_count(),
+    }
+
+
+def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
+    """Keep a finished evaluation of a run for others; where there is no room for it, a warning is logged."""
+    folder = _folder(identity)
+    try:
+        remove(folder)
+        with durable(folder) as kept:
+            kept.mkdir()
+            with durable(kept / KEPT_TABLE) as table:
+                shutil.copyfile(table_file(run_dir, policy), table)
+            write_json(kept / KEPT_FACTS, read_json(facts_file(run_dir, policy)))
+    except (OSError, ValueError) as error:
+        logger.warning("the evaluation is not kept for other runs: %s", error)
+
+
+def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
+    """Write an evaluation that was kept into a run, as if it had been made there; False where there is none.
+
+    The record of the journal says `reused: true`.
+    """
+    folder = _folder(identity)
+    if not folder.is_dir():
+        return False
+    facts = read_json(folder / KEPT_FACTS)
+    write_evaluation(run_dir, policy, facts, partial(shutil.copyfile, folder / KEPT_TABLE), remarks={"reused": True})
+    return True
+
+
+def _folder(identity: str) -> Path:
+    return cache_folder() / "evaluations" / identity
