@@ -13,7 +13,7 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_unread_system
 from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
-from grpo_core.interop.launch import Start, is_script, read_script
+from grpo_core.interop.shell import Start, is_script, read_script
 from grpo_core.interop.rewards import is_missing
 from grpo_core.interop.rules import Entry, Fate, Settings, System, Texts, dead, no_counterpart
 from grpo_core.interop.trl import as_of
@@ -81,7 +81,7 @@ def import_config(
         raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
     values: Mapping[str, Any] = {} if is_shell else read_values(path)
     refuse_unread_system(path, text if is_shell else "", values)
-    start = read_script(path, text, command, read_values) if is_shell else None
+    start = read_script(path, text, command) if is_shell else None
     values = start.arguments if start else values
     found = source or detect_source(path, values)
     if trl_version is not None and found != "trl":

@@ -1,6 +1,6 @@
 """The way back: from a configuration of this project to the arguments of TRL's trainer that state what it does.
 
-What of ours TRL has no key for is in `config/trl_limits.py`.
+What of ours TRL has no key for is in `config/limits.py`.
 """
 
 from pathlib import Path

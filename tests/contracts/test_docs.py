@@ -9,7 +9,7 @@ import pytest
 from grpo_core.algorithm import gradients
 from grpo_core.config import RunConfig
 from grpo_core.config.loading import known_keys
-from grpo_core.config.trl_limits import FIXED, FIXED_KL
+from grpo_core.config.limits import FIXED, FIXED_KL
 from grpo_core.interop import tables
 from grpo_core.interop.detection import SYSTEMS
 from grpo_core.interop.trl import TRL

@@ -14,7 +14,7 @@ import yaml
 from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides, load_config
-from grpo_core.config.vllm_limits import SERVER_VARIABLE
+from grpo_core.config.limits import SERVER_VARIABLE
 from grpo_core.errors import ConfigError, SamplerError
 from grpo_core.generation.vllm.client import connect
 from grpo_core.sweep.folder import SweepDir
