@@ -1,8 +1,8 @@
 """The training that a shell script starts: the straight part of the script, read and never executed.
 
-Read are `X=..`, `X+=..`, `X=(..)`, `$X`, `${X}`, `${X:-default}` and `"${X[@]}"`. What depends on a condition or a loop, and what
-stands in a function or a subshell, is not read: its lines are listed, and a variable that is assigned there is not known from
-then on. What only a shell would know (`$(...)`, an unset variable) is marked.
+Read are `X=..`, `X+=..`, `X=(..)`, `$X`, `${X}`, `${X:-default}` and `"${X[@]}"`. What depends on a condition or a loop, and
+what stands in a function or a subshell, is not read: its lines are listed, and a variable that is assigned there is not known
+from then on. What only a shell would know (`$(...)`, an unset variable) is marked.
 """
 
 import itertools
@@ -30,9 +30,7 @@ ATOM = rf"{SINGLE}|{DOUBLE}|{SUBSTITUTION}|{BRACES}|\\."
 PLACEHOLDER = r"<[A-Za-z][\w./-]{0,100}>(?=\s|\\|$)"
 """`<PATH-TO-MODEL>` in a template of a script, which a shell would take for two redirections."""
 REDIRECTION = rf"(?<!\S)[\d&]?(?!{PLACEHOLDER}|[<>]\()(?:<<<|[<>]{{1,2}})[&|]?[ ]*(?>{ATOM}|[^\s;&|()])*+"
-VARIABLE = (
-    rf"\$\{{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?-(?P<default>(?>{BRACES}|[^{{}}])*+))?\}}|\$(?P<name>[A-Za-z_]\w*|\d)"
-)
+VARIABLE = rf"\$\{{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?-(?P<default>(?>{BRACES}|[^{{}}])*+))?\}}|\$(?P<name>[A-Za-z_]\w*|\d)"
 NOT_KNOWN = rf"(?P<unknown>{SUBSTITUTION}|{BRACES}|\$[@*\#?!$-]|{PLACEHOLDER})"
 TOKEN = re.compile(
     rf"""(?P<document><<-?[ ]*['"]?(?P<end>\w+)['"]?[^\n]*\n(?s:.*?)^\t*(?P=end)$)
@@ -312,7 +310,8 @@ def _processes(path: Path, start: Start) -> int | None:
     counts = {
         "torchrun": [options.get("nproc_per_node", 1), options.get("nnodes", 1)],
         "deepspeed": [options.get("num_gpus"), options.get("num_nodes", 1)],
-        **dict.fromkeys(("python", "python3"), [1]),
+        "python": [1],
+        "python3": [1],
     }
     texts = list(map(str, counts.get(start.launcher, [options.get("num_processes")])))
     return math.prod(map(int, texts)) or None if all(map(str.isdecimal, texts)) else None
