@@ -13,10 +13,9 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_unread_system
 from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
-from grpo_core.interop.rewards import is_missing
-from grpo_core.interop.rules import Entry, Fate, Settings, System, Texts, dead, no_counterpart
+from grpo_core.interop.rules import Entry, Fate, Settings, System, Texts, dead, is_missing, no_counterpart
 from grpo_core.interop.shell import Start, is_script, read_script
-from grpo_core.interop.trl import as_of
+from grpo_core.interop.trl_releases import as_of
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
 """{our key: default}, in the order of the schema."""

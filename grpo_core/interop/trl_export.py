@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.schema import RunConfig
-from grpo_core.interop.trl_values import LOSS_TYPES
+from grpo_core.interop.trl import LOSS_TYPES
 
 
 def export_config(config: RunConfig) -> dict[str, Any]:

@@ -19,10 +19,9 @@ from grpo_core.interop.conversion import Imported, import_config
 from grpo_core.interop.detection import SYSTEMS
 from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.report import render
-from grpo_core.interop.roll_values import count_devices
+from grpo_core.interop.roll import count_devices
 from grpo_core.interop.rules import Settings
-from grpo_core.interop.trl import ALIASES, OLDER
-from grpo_core.interop.trl_values import REWARDS
+from grpo_core.interop.trl import ALIASES, OLDER, REWARDS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
