@@ -10,8 +10,8 @@ from grpo_core.algorithm import gradients
 from grpo_core.config import RunConfig, keys
 from grpo_core.config.limits import FIXED, FIXED_KL
 from grpo_core.config.loading import known_keys
-from grpo_core.interop import tables
-from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop import report
+from grpo_core.interop.conversion import SYSTEMS
 from grpo_core.interop.trl import TRL
 from grpo_core.interop.trl_export import export_config
 from tests.unit.test_gradients import NOISE
@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "algorithm.md"
 TABLES = {
     "gradients": (PAGE, gradients.gradient_table),
     "options": (PAGE, keys.render_options),
-    "names": (ROOT / "docs" / "importing.md", tables.render_names),
+    "names": (ROOT / "docs" / "importing.md", report.render_names),
 }
 """{name: (page, its table)}."""
 

@@ -15,13 +15,13 @@ import yaml
 
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
-from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop.conversion import SYSTEMS, Imported, import_config
 from grpo_core.interop.files import flatten_sections
+from grpo_core.interop.no_counterpart import OLDER
 from grpo_core.interop.report import render
 from grpo_core.interop.roll import count_devices
 from grpo_core.interop.rules import Settings
-from grpo_core.interop.trl import ALIASES, OLDER, REWARDS
+from grpo_core.interop.trl import ALIASES, REWARDS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
-from grpo_core.interop.detection import FOREIGN, SYSTEMS, refuse_unread_system
+from grpo_core.interop.conversion import FOREIGN, SYSTEMS, Imported, import_config, refuse_unread_system
 
 DATA = Path(__file__).parents[1] / "data"
 NAMES = {
