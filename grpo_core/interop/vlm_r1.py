@@ -87,6 +87,7 @@ OWN_IGNORED = by_key({
 NEVER_READ = {
     **dict.fromkeys(("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"), "VLM-R1's reference is fixed"),
     "reward_weights": "every weight is 1",
+    "reward_model_name_or_path": "VLM-R1 scores with reward_funcs alone",
     "dataset_name": "grpo_jsonl.py reads data_file_paths alone, older scripts a list of data with images: set data.source",
     "temperature": "it is 1 whatever is given",
     "max_prompt_length": "there is no limit",

@@ -349,6 +349,7 @@ def test_values_of_roll(tmp_path: Path, settings: dict[str, Any], expected: dict
             "no_counterpart",
             True,
         ),
+        (TRL_BASE, {"image_folders": "a", "reward_model_name_or_path": "b"}, "reward_model_name_or_path", "dead", False),
         (ROLL_BASE, on_roll("sglang"), f"{ROLL_INFER}.strategy_name", "no_counterpart", True),
         (ROLL_BASE, on_roll("vllm", dtype="half"), f"{ROLL_INFER}.strategy_config.dtype", "dead", False),
         (ROLL_BASE, on_roll("vllm", max_model_len=1), f"{ROLL_INFER}.strategy_config.max_model_len", "no_counterpart", False),
