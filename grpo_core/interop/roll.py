@@ -1,8 +1,7 @@
 """ROLL's RLVR pipeline (`RLVRConfig`, read at commit 8eb27cc2, 2026-08): which key becomes which of ours.
 
 Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are those of `roll/pipeline/rlvr/` and
-`roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts. Values that depend on
-several keys are in `roll_values.py`.
+`roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts.
 """
 
 import math

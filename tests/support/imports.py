@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from grpo_core.interop.conversion import Entry, Imported, import_config
+from grpo_core.interop.conversion import Imported, import_config
+from grpo_core.interop.rules import Entry
 
 
 def convert(folder: Path, settings: dict[str, Any] | str, source: str | None = None, **options: Any) -> Imported:
