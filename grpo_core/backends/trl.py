@@ -5,7 +5,7 @@ Who does what. Here: prompts and their order, sampling (the same random numbers 
 weighted sum of rewards, advantages, reference log-probabilities, loss, backward pass, gradient clipping, the update loop over
 epochs and minibatches, and the synchronisation of the reference. So what the two engines disagree in is the algorithm.
 
-What TRL cannot do is refused by `config/trl_limits.py`. Two things differ by TRL's design: rows are shuffled before they are
+What TRL cannot do is refused by `config/limits.py`. Two things differ by TRL's design: rows are shuffled before they are
 cut into minibatches, by another generator; and with several minibatches `token-mean` divides by their mean number of tokens.
 """
 

@@ -5,7 +5,6 @@
 
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, as_overrides, merge_knobs, parse_overrides, validate_config
-from grpo_core.config.model import LoraConfig, ModelConfig
 from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.origin import Origin, Resolved, changes_between, load, load_config, run_name
 from grpo_core.config.presets import find_config, preset_names
@@ -14,7 +13,9 @@ from grpo_core.config.schema import (
     AdvantageConfig,
     DataConfig,
     FilterConfig,
+    LoraConfig,
     LossConfig,
+    ModelConfig,
     OptimizerConfig,
     ReferenceConfig,
     RewardConfig,

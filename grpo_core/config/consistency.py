@@ -1,22 +1,19 @@
 """Checks over more than one key: contradictions are refused, doubtful settings warned about.
 
-What does nothing is in `inert.py`, where that follows from a switch, and in `effects.py`, where it is computed. Each
-check lists the findings that it can make, each with the condition under which it holds. A finding names the keys, the bound
-and the value.
+`CHECKS` is the one list of them: contradictions here, what an engine cannot do in `limits.py`, rules of the monitor in
+`rule_checks.py`, what does nothing in `inert.py`. Each check lists the findings that it can make, each with the condition under
+which it holds. A finding names the keys, the bound and the value.
 """
 
 import re
 
 from grpo_core.config.derived import is_single_update, most_prompts, optimizer_steps
-from grpo_core.config.effects import EFFECTS
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
-from grpo_core.config.lora_limits import lora_limits
+from grpo_core.config.limits import lora_limits, trl_limits, vllm_limits
 from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schedule import last_step
 from grpo_core.config.schema import RunConfig
-from grpo_core.config.trl_limits import trl_limits
-from grpo_core.config.vllm_limits import vllm_limits
 from grpo_core.errors import ConfigError, listed, shown
 
 Findings = tuple[Finding, ...]
@@ -33,8 +30,7 @@ def check_consistency(config: RunConfig) -> tuple[str, ...]:
         ConfigError: at least one check found a contradiction; the message holds them all.
     """
     findings = [finding for check in CHECKS for finding in check(config) if finding.holds]
-    errors = [finding.text for finding in findings if finding.level == "error"]
-    if errors:
+    if errors := [finding.text for finding in findings if finding.is_error]:
         raise ConfigError(listed(errors))
     return tuple(finding.text for finding in findings)
 
@@ -140,10 +136,6 @@ def _data(config: RunConfig) -> Findings:
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),
     )
-
-
-def _engine(config: RunConfig) -> Findings:
-    return tuple(error_if(config.training.engine == "trl", text) for text in trl_limits(config))
 
 
 def _optimizer(config: RunConfig) -> Findings:
@@ -257,7 +249,6 @@ def _labels(config: RunConfig) -> Findings:
 
 CHECKS: tuple[Check, ...] = (
     *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _data, vllm_limits, lora_limits),
-    *(_engine, _optimizer, _evaluation, _rewards, _labels, check_rules),
+    *(trl_limits, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *INERT,
-    *EFFECTS,
 )

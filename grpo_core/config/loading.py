@@ -4,7 +4,7 @@ The knobs that are swept most are flat parameters of a flow, too: `beta` instead
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -16,7 +16,7 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
-from grpo_core.errors import ConfigError, listed, name_of, shown
+from grpo_core.errors import ConfigError, listed, name_of, raised_as, shown
 
 KNOBS = {
     "beta": "loss.beta",
@@ -134,35 +134,24 @@ def merge_knobs(
     return merged
 
 
-def read_values(
-    path: Path, parse: Callable[[str], Any] = parse_yaml, formats: str = "YAML", wanted: str = "sections such as `loss:`"
-) -> dict[str, Any]:
-    """Return the plain values of a file of sections, not validated.
-
-    Args:
-        path: the file.
-        parse: from its text to values; what it refuses, it raises as a ConfigError that does not name the file.
-        formats: that it takes, for the message.
-        wanted: what it holds, for the message.
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the plain values of a YAML file of sections, not validated.
 
     Raises:
         ConfigError: it cannot be read, or holds something else or nothing.
     """
+    unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{_near_file(path)}"
+    no_text = f"config {path}: is not UTF-8 text; give a YAML file"
+    with raised_as(ConfigError, unread, OSError), raised_as(ConfigError, no_text, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8-sig")
     try:
-        values = parse(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(
-            f"config {path}: cannot be read ({error.strerror}); give the path of a {formats} file{_near_file(path)}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config {path}: is not UTF-8 text; give a {formats} file") from error
+        values = parse_yaml(text)
     except ConfigError as error:
-        fault, *line = str(error).split("\n")  # the offending line and its caret stay below the message
-        raise ConfigError("\n".join([f"config {path}: {fault}; give a {formats} file", *line])) from error
+        raise ConfigError(f"config {path}: {error}; give a YAML file") from error
     if not isinstance(values, dict | None):
-        raise ConfigError(f"config {path}: expected {wanted}, got a {type(values).__name__}")
+        raise ConfigError(f"config {path}: expected sections such as `loss:`, got a {type(values).__name__}")
     if not values:
-        raise ConfigError(f"config {path}: is empty; give a file with {wanted}")
+        raise ConfigError(f"config {path}: is empty; give a file with sections such as `loss:`")
     return values
 
 
@@ -235,13 +224,15 @@ def _near_key(key: str, model: type[BaseModel]) -> str:
     return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")
 
 
-def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> set[str]:
+def known_keys(model: type[BaseModel] = RunConfig) -> set[str]:
     """Return every key path, with `*` for a list index."""
-    keys: set[str] = set()
+    return set(_paths(model, ""))
+
+
+def _paths(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        keys.add(f"{prefix}{name}")
+        yield f"{prefix}{name}"
         within = "." if get_origin(field.annotation) in (Union, UnionType) else ".*."  # a section or null, or a list of them
         for kind, below in ((field.annotation, "."), *((item, within) for item in get_args(field.annotation))):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                keys |= known_keys(kind, f"{prefix}{name}{below}")
-    return keys
+                yield from _paths(kind, f"{prefix}{name}{below}")

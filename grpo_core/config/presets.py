@@ -1,9 +1,9 @@
 """Presets: the files in `configs/`, which can be named without folder and suffix."""
 
-import difflib
 import os
 from pathlib import Path
 
+from grpo_core.config.names import near
 from grpo_core.errors import ConfigError, name_of
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
@@ -46,7 +46,7 @@ def find_config(name: Path | str, kind: str = "config", below: str = "") -> Path
         if os.path.isfile(found):  # noqa: PTH113
             return found
     names = preset_names(below)
-    hint = "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(str(name), names, n=1))
     raise ConfigError(
-        f"{kind} {name_of(str(name))}: no such preset{hint} (presets: {', '.join(names)}; or give the path of a YAML file)"
+        f"{kind} {name_of(str(name))}: no such preset{near(str(name), names)} (presets: {', '.join(names)}; or give the path "
+        "of a YAML file)"
     )

@@ -6,7 +6,6 @@ recipe of another time meant the defaults of its own time; which one that is, a 
 
 from typing import Any, Literal
 
-from grpo_core.interop.rewards import convert_rewards, overlong, weighted_names
 from grpo_core.interop.rules import (
     Entry,
     Numbers,
@@ -17,14 +16,18 @@ from grpo_core.interop.rules import (
     Texts,
     Whole,
     by_key,
+    convert_rewards,
     copied,
     feature,
     mapped,
     no_counterpart,
+    overlong,
     read_elsewhere,
+    weighted_names,
     with_defaults,
 )
-from grpo_core.interop.trl import TRL, defaults_of
+from grpo_core.interop.trl import TRL
+from grpo_core.interop.trl_releases import defaults_of
 
 WHITE_SPACE = "open-r1 counts white space around the completion, here it is ignored"
 RUNS_CODE = "it runs the completion's code in a sandbox; there is none here"

@@ -1,46 +1,49 @@
 """ROLL's RLVR pipeline (`RLVRConfig`, read at commit 8eb27cc2, 2026-08): which key becomes which of ours.
 
 Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are those of `roll/pipeline/rlvr/` and
-`roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts. Values that depend on
-several keys are in `roll_values.py`.
+`roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts.
 """
 
+import math
+import re
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from grpo_core.interop import roll_values as values
-from grpo_core.interop.roll_values import ARGS, CORRECTION, ENGINE, GENERATING, MEGATRON_SIZES, MODEL, STRATEGY, ULYSSES
+from grpo_core.interop import no_counterpart as tables
+from grpo_core.interop.no_counterpart import ARGS, CORRECTION, DATA, ENGINE, GENERATING, MODEL, OPTIONS
 from grpo_core.interop.rules import (
+    ALL_KEPT,
+    ALPHA,
+    DROPOUT,
+    NO_SCHEDULE,
+    RANK,
+    SCHEDULES,
+    TARGETS,
+    WHOLE_LAYERS,
+    Entry,
     Number,
     Positive,
     Rule,
+    Settings,
     System,
     Texts,
     Whole,
-    by_key,
+    adam_betas,
+    adapted_modules,
+    adapter_dropout,
+    convert_rewards,
     copied,
+    dead,
     feature,
+    mapped,
+    no_counterpart,
+    one_file,
     read_elsewhere,
     renamed,
-)
-from grpo_core.interop.shared import (
-    ALL_KEPT,
-    ALPHA,
-    CACHE,
-    CONTEXT,
-    DROPOUT,
-    NO_SCHEDULE,
-    ONE_DEVICE,
-    RANK,
-    SCHEDULES,
-    SERVER_SLEEPS,
-    TARGETS,
-    WHOLE_LAYERS,
-    adam_betas,
-    adapter_dropout,
-    one_file,
+    vllm_or_embedded,
+    warmup,
 )
 
-DATA, OPTIONS = "actor_train.data_args", f"{ENGINE}.strategy_config"
 NORM = Literal["batch", "group", "running"] | None
 DTYPE = Literal["fp32", "bf16", "fp16"] | None
 ESTIMATOR = Literal["gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"]
@@ -51,14 +54,207 @@ SAMPLER = "loss.sampler_correction, loss.sampler_level, loss.sampler_bound"
 ONE_PROCESS = "one training process here; it enters through the data-parallel size behind loss.minibatches"
 QUANTISED = "the server has the weights in the type in which they are trained"
 NO_TOPR = "no TOPR here"
+STRATEGY, ULYSSES = "actor_train.strategy_args.strategy_name", f"{MODEL}.ulysses_size"
+MEGATRON_SIZES = tuple(
+    f"actor_train.strategy_args.strategy_config.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")
+)
+RANGE = re.compile(r"list\(\s*range\(\s*(?:(\d{1,6})\s*,\s*)?(\d{1,6})\s*\)\s*\)")
+NUMBERS = re.compile(r"\[[\d\s,]*\]")
+SCALES = {"group": "group_std", "batch": "batch_std", "running": "batch_std", None: "none"}
+JOINT = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
+PARTS = {**JOINT, "linear_proj": ("o_proj",), "linear_fc2": ("down_proj",)}
+"""{matrix of Megatron: names here}."""
+
+
+def _count_devices(mapping: Any) -> int | None:
+    """Return how many devices a `device_mapping` names; None where it is written in another way.
+
+    ROLL evaluates the text as Python. Here only its usual forms are read: lists, `list(range(a, b))`, and sums of these.
+
+    >>> _count_devices("list(range(0,4)) + [6, 7]")
+    6
+    """
+    if isinstance(mapping, list):
+        return len(mapping)
+    count = 0
+    for part in map(str.strip, str(mapping).split("+")):
+        if found := RANGE.fullmatch(part):
+            count += max(int(found[2]) - int(found[1] or 0), 0)
+        elif NUMBERS.fullmatch(part):
+            count += len(re.findall(r"\d+", part))
+        else:
+            return None
+    return count
+
+
+def _data_parallel(settings: Settings) -> int | None:
+    """Return over how many processes ROLL spreads one batch; None if the file does not state it."""
+    devices = _count_devices(settings["actor_train.device_mapping"])
+    if settings.processes is not None or not devices:
+        return settings.processes
+    sizes = MEGATRON_SIZES if settings[STRATEGY] == "megatron_train" else (ULYSSES,)
+    split: int = math.prod(settings[key] or 1 for key in sizes)
+    return max(devices // split, 1)
+
+
+def _assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
+    """Return a note if the number of processes was assumed."""
+    if _data_parallel(settings) is not None:
+        return ()
+    return ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
+
+
+def _minibatches(settings: Settings, _key: str) -> Entry:
+    """Convert the batch sizes and devices, all of them together."""
+    rows = settings["rollout_batch_size"] * settings["num_return_sequences_in_group"]
+    parallel = _data_parallel(settings) or 1
+    batch = settings[f"{ARGS}.per_device_train_batch_size"] * settings[f"{ARGS}.gradient_accumulation_steps"] * parallel
+    remark = f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes"
+    uneven = "; rounded: equal shares here" if rows % batch else ""
+    return mapped({"loss.minibatches": max(rows // batch, 1)}, remark + uneven, differs=bool(uneven))
+
+
+def _warm_up(settings: Settings, _key: str) -> Entry:
+    """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
+    steps, share = settings[f"{ARGS}.warmup_steps"], min(settings[f"{ARGS}.warmup_ratio"], 0.999999)
+    is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
+    total = settings["max_steps"] * settings["ppo_epochs"] * _minibatches(settings, "").targets["loss.minibatches"]
+    return warmup(int(steps) if steps > 0 else share, total, is_ignored=is_ignored)
+
+
+def _lengths(settings: Settings, _key: str) -> Entry:
+    """Convert the longest completion: `sequence_length` - `prompt_length` where given, else `response_length`.
+
+    Raises:
+        ConfigError: nothing is left for the completion.
+    """
+    whole, response, prompt = settings["sequence_length"], settings["response_length"], settings["prompt_length"]
+    if whole is None and response is None:
+        return no_counterpart("ROLL needs response_length or sequence_length; set rollout.max_completion_tokens", differs=True)
+    if whole is not None and whole <= prompt:
+        raise settings.refuse(f"sequence_length: {whole} leaves nothing for the completion beyond prompt_length {prompt}")
+    longest = response if whole is None else whole - prompt
+    return mapped({"rollout.max_completion_tokens": longest}, "sequence_length - prompt_length, else response_length")
+
+
+def _engine(settings: Settings, key: str) -> Entry:
+    name = settings[key]
+    if name == "vllm":
+        return vllm_or_embedded(settings[f"{GENERATING}.top_p"], settings[f"{GENERATING}.top_k"])
+    if name == "hf_infer":
+        return mapped({"rollout.engine": "embedded"})
+    return no_counterpart(f"no {name} here: the embedded sampler; nearest: rollout.engine vllm", differs=True)
+
+
+def _sampler_correction(settings: Settings, _key: str) -> Entry:
+    if not settings[f"{CORRECTION}.enabled"]:
+        # Stated where the source has a server: without a word, one here would have weights in bfloat16.
+        is_stated = settings[f"{ENGINE}.strategy_name"] in ("vllm", "sglang")
+        return mapped({"loss.sampler_correction": "none"}) if is_stated else no_counterpart("off, as with the embedded sampler")
+    kind, bound = settings[f"{CORRECTION}.weight_type"], settings[f"{CORRECTION}.upper_bound"]
+    if kind not in ("token", "sequence") or bound is None:
+        return no_counterpart("weights are of tokens or sequences and truncated here (loss.sampler_correction)", differs=True)
+    return mapped({"loss.sampler_correction": "truncate", "loss.sampler_level": kind, "loss.sampler_bound": bound})
+
+
+def _normalisation(settings: Settings, key: str) -> Entry:
+    name, mean, std = settings["adv_estimator"], settings["norm_mean_type"], settings["norm_std_type"]
+    if name == "grpo":
+        if key != "adv_estimator":
+            return dead("adv_estimator grpo overwrites it with group")
+        mean = std = "group"
+    elif name != "reinforce":
+        return no_counterpart(f"no {name} here; advantages stay group-relative (advantage.baseline)", differs=True)
+    differs = mean != "group" or std == "running"
+    nearest = f"nearest: ROLL subtracts the mean of {mean or 'nothing'}, here the group's; no running statistics here"
+    eps = {} if std is None else {"advantage.advantage_eps": 1e-6}  # what ROLL adds to standard deviations
+    targets = {"advantage.baseline": "group_mean", "advantage.scale": SCALES[std], **eps}
+    return mapped(targets, nearest if differs else "", differs=differs)
+
+
+def _reward_clip(settings: Settings, key: str) -> Entry:
+    """Convert the reward clip, which ROLL applies after the normalisation."""
+    bound, group_size, is_grpo = settings[key], settings["num_return_sequences_in_group"], settings["adv_estimator"] == "grpo"
+    if not is_grpo and settings["norm_mean_type"] is None and settings["norm_std_type"] is None:
+        return mapped({"advantage.reward_clip": bound}, "on rewards as they come, as there")
+    reach = (group_size - 1) / math.sqrt(group_size)
+    if is_grpo and bound >= reach:
+        return dead(f"it follows the group normalisation, which never exceeds (G-1)/sqrt(G) = {reach:.4g}")
+    if settings["whiten_advantages"]:
+        return no_counterpart("between normalisation and whitening nothing is clipped here", differs=True)
+    other = settings["advantage_clip"]
+    clipped = bound if other is None else min(bound, other)
+    return mapped({"advantage.advantage_clip": clipped}, "ROLL clips normalised rewards, which are the advantages")
+
+
+def _clip(settings: Settings, _key: str) -> dict[str, Any]:
+    """Convert the bounds of the ratio, and the dual clip: 1 + 2 pg_clip there, whatever the range."""
+    low, high, middle = settings["pg_clip_low"], settings["pg_clip_high"], settings["pg_clip"]
+    bounds = {"loss.clip_eps": low, "loss.clip_eps_high": high} if settings["use_pg_clip_range"] else {"loss.clip_eps": middle}
+    return {**bounds, "loss.dual_clip": round(1 + 2 * middle, 12) if settings["dual_clip_loss"] else None}
+
+
+def _loss_agg_mode(settings: Settings, key: str) -> Entry:
+    """Convert the aggregation; the names are the same, one meaning is not."""
+    differs = settings[key] == "seq-mean-token-sum-norm"
+    remark = "ROLL divides by the padded width, not by the number of completions; here by both" if differs else ""
+    return mapped({"loss.aggregation": settings[key]}, remark, differs=differs)
+
+
+def _kl(settings: Settings, _key: str) -> Entry:
+    """Convert the KL term: that of the loss, else the one in the reward, which is k1 here."""
+    beta = settings["kl_loss_coef"] if settings["use_kl_loss"] else 0.0
+    in_reward, is_k1 = settings["add_token_level_kl"], settings["kl_penalty"] == "kl" and settings["init_kl_coef"] > 0
+    if in_reward and is_k1 and beta <= 0:
+        targets = {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "loss.beta": settings["init_kl_coef"]}
+        return mapped(targets, "ROLL clips token rewards once more at reward_clip, which is left out here")
+    remark = "one KL term here; in the reward only with kl_penalty kl and init_kl_coef above 0" if in_reward else ""
+    targets = {"loss.kl_placement": "loss", "loss.beta": beta, **({"loss.kl_correction": "none"} if beta else {})}
+    return mapped(targets, remark or "k3 of each token, which ROLL clamps to ±10", differs=in_reward)
+
+
+def _model(settings: Settings, _key: str) -> Entry:
+    """Convert the model: `pretrain` counts unless all three roles name their own."""
+    own = [settings.given.get(f"{role}.model_args.model_name_or_path") for role in ("actor_train", "actor_infer", "reference")]
+    counted = own[0] if all(own) else settings["pretrain"]
+    return mapped({"model.source": counted}) if counted else no_counterpart("set model.source: pretrain names no model")
+
+
+def _lora_target(settings: Settings, key: str) -> Entry:
+    """Convert the modules: names with commas between them, one of two words for all, or a regular expression."""
+    value = settings[key]
+    if not value:
+        return mapped({"model.lora": None})
+    found = adapted_modules(re.findall(r"[\w.\-]+", value) if re.fullmatch(r"[\w.,\-\s]+", value) else [value])
+    given = found.targets.get(TARGETS) or []
+    if not PARTS.keys() & set(given):
+        return found
+    is_split = not JOINT.keys().isdisjoint(given)
+    parts = [part for name in given for part in PARTS.get(name, (name,))]
+    return mapped({TARGETS: parts}, "nearest: Megatron adapts matrices that it joins, here each has its own", differs=is_split)
+
+
+def _reward_workers(settings: Settings, _key: str) -> Entry:
+    """Convert the reward workers, all of them together: mathematics has a verifier here, others are functions to be written."""
+    workers = [value for key, value in settings.given.items() if fnmatchcase(key, "rewards.*.worker_cls") and value]
+    names = dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers)
+    return convert_rewards(settings, [(name, 1.0) for name in names], _find_worker)
+
+
+def _find_worker(_settings: Settings, name: str, _weight: float) -> Entry:
+    if name == "MathRuleRewardWorker":
+        remark = "nearest verifier: math-verify against ROLL's column ground_truth"
+        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"}, remark)
+    return no_counterpart("a worker of one domain is a function that returns None for rows of others", differs=True)
+
 
 RULES = (
     # rollouts
     copied("rollout_batch_size", "rollout.num_prompts_per_step", Positive, 128, "prompts, not completions"),
     copied("num_return_sequences_in_group", "rollout.group_size", Positive, 1),
     copied("prompt_length", "rollout.max_prompt_tokens", Positive, 1024, "longer prompts are dropped"),
-    Rule("response_length", Positive | None, None, "rollout.max_completion_tokens", values.lengths),
-    Rule("sequence_length", Positive | None, None, "rollout.max_completion_tokens", values.lengths),
+    Rule("response_length", Positive | None, None, "rollout.max_completion_tokens", _lengths),
+    Rule("sequence_length", Positive | None, None, "rollout.max_completion_tokens", _lengths),
     copied(f"{GENERATING}.temperature", "rollout.temperature", Number, 0.95, "log-probabilities here are of the scaled policy"),
     copied(f"{GENERATING}.top_p", "rollout.top_p", Number, 0.7),
     copied(f"{GENERATING}.top_k", "rollout.top_k", Whole | None, 50, zero_is_off=True),
@@ -68,19 +264,19 @@ RULES = (
     feature(f"{GENERATING}.stop_strings", Any, None, "completions end with the end-of-sequence token here", off=([],)),
     feature("async_generation_ratio", Number, 0, "rollouts are of the current policy here"),
     # the engine that samples
-    Rule(f"{ENGINE}.strategy_name", str | None, None, "rollout.engine", values.engine, unset="names no engine"),
+    Rule(f"{ENGINE}.strategy_name", str | None, None, "rollout.engine", _engine, unset="names no engine"),
     *(feature(f"{OPTIONS}.{key}", Any, None, QUANTISED) for key in ("quantization", "online_quantization")),
     feature(f"{OPTIONS}.kv_cache_dtype", str | None, "auto", "the server's cache has the type of the model", off=(None,)),
-    Rule(f"{CORRECTION}.enabled", bool, False, SAMPLER, values.sampler_correction),
-    Rule(f"{CORRECTION}.weight_type", str, "token", SAMPLER, values.sampler_correction, needs=f"{CORRECTION}.enabled"),
-    Rule(f"{CORRECTION}.upper_bound", Number | None, 1.2, SAMPLER, values.sampler_correction, needs=f"{CORRECTION}.enabled"),
+    Rule(f"{CORRECTION}.enabled", bool, False, SAMPLER, _sampler_correction),
+    Rule(f"{CORRECTION}.weight_type", str, "token", SAMPLER, _sampler_correction, needs=f"{CORRECTION}.enabled"),
+    Rule(f"{CORRECTION}.upper_bound", Number | None, 1.2, SAMPLER, _sampler_correction, needs=f"{CORRECTION}.enabled"),
     feature("train_infer_correction.filters", Any, [], "nearest: loss.sampler_correction mask", off=(None,)),
     # advantages
     Rule("adv_estimator", ESTIMATOR, "gae", "advantage.baseline, advantage.scale, advantage.advantage_eps",
-         values.normalisation, reports_default=True),
-    Rule("norm_mean_type", NORM, None, "advantage.baseline", values.normalisation),
-    Rule("norm_std_type", NORM, None, "advantage.scale", values.normalisation),
-    Rule("reward_clip", Number | None, None, "advantage.reward_clip, advantage.advantage_clip", values.reward_clip,
+         _normalisation, reports_default=True),
+    Rule("norm_mean_type", NORM, None, "advantage.baseline", _normalisation),
+    Rule("norm_std_type", NORM, None, "advantage.scale", _normalisation),
+    Rule("reward_clip", Number | None, None, "advantage.reward_clip, advantage.advantage_clip", _reward_clip,
          unset="off in the file, nothing to replace"),
     copied("whiten_advantages", "advantage.whiten_advantages", bool, False, "over the loss tokens of the step"),
     copied("advantage_clip", "advantage.advantage_clip", Number | None, None, "after whitening, as here"),
@@ -91,18 +287,18 @@ RULES = (
     feature("gamma", Number, 1, "no discount here"),
     # loss
     copied("ppo_epochs", "loss.epochs_per_rollout", Positive, 1),
-    Rule("pg_clip", Number, 0.2, "loss.clip_eps, loss.dual_clip", values.clip),
-    Rule("use_pg_clip_range", bool, False, "loss.clip_eps, loss.clip_eps_high", values.clip),
+    Rule("pg_clip", Number, 0.2, "loss.clip_eps, loss.dual_clip", _clip),
+    Rule("use_pg_clip_range", bool, False, "loss.clip_eps, loss.clip_eps_high", _clip),
     copied("pg_clip_low", "loss.clip_eps", Number, 0.2, needs="use_pg_clip_range"),
     copied("pg_clip_high", "loss.clip_eps_high", Number, 0.2, needs="use_pg_clip_range"),
-    Rule("dual_clip_loss", bool, False, "loss.dual_clip", values.clip),
+    Rule("dual_clip_loss", bool, False, "loss.dual_clip", _clip),
     renamed("importance_sampling", "loss.ratio", Literal["token", "seq"], "token", {"token": "token", "seq": "sequence"}),
-    Rule("loss_agg_mode", AGGREGATION, "seq-mean-token-mean", "loss.aggregation", values.loss_agg_mode),
-    Rule("use_kl_loss", bool, False, BETA, values.kl),
-    Rule("kl_loss_coef", Number, 0, BETA, values.kl, needs="use_kl_loss"),
-    Rule("add_token_level_kl", bool, False, "loss.kl_placement, loss.kl_estimator, loss.beta", values.kl),
-    Rule("init_kl_coef", Number, 0.2, "loss.beta", values.kl, needs="add_token_level_kl"),
-    Rule("kl_penalty", str, "kl", "loss.kl_estimator", values.kl, needs="add_token_level_kl"),
+    Rule("loss_agg_mode", AGGREGATION, "seq-mean-token-mean", "loss.aggregation", _loss_agg_mode),
+    Rule("use_kl_loss", bool, False, BETA, _kl),
+    Rule("kl_loss_coef", Number, 0, BETA, _kl, needs="use_kl_loss"),
+    Rule("add_token_level_kl", bool, False, "loss.kl_placement, loss.kl_estimator, loss.beta", _kl),
+    Rule("init_kl_coef", Number, 0.2, "loss.beta", _kl, needs="add_token_level_kl"),
+    Rule("kl_penalty", str, "kl", "loss.kl_estimator", _kl, needs="add_token_level_kl"),
     feature("target_kl", Number | None, None, "no adaptive KL coefficient here; see kl_budget of monitor.rules",
             needs="add_token_level_kl"),
     copied("max_len_mask", "filtering.mask_truncated_completions", bool, False, "group statistics keep the rewards, as there"),
@@ -118,15 +314,15 @@ RULES = (
     feature("difficulty_loss_weight", bool, False, "completions are not weighted by difficulty here"),
     feature("length_loss_weight", bool, False, "completions are not weighted by length; see loss.aggregation"),
     # training
-    Rule(f"{ARGS}.per_device_train_batch_size", Positive, 8, "loss.minibatches", values.minibatches),
-    Rule(f"{ARGS}.gradient_accumulation_steps", Positive, 1, "loss.minibatches", values.minibatches),
-    Rule("actor_train.device_mapping", Any, None, "loss.minibatches", values.minibatches),
+    Rule(f"{ARGS}.per_device_train_batch_size", Positive, 8, "loss.minibatches", _minibatches),
+    Rule(f"{ARGS}.gradient_accumulation_steps", Positive, 1, "loss.minibatches", _minibatches),
+    Rule("actor_train.device_mapping", Any, None, "loss.minibatches", _minibatches),
     read_elsewhere(STRATEGY, str | None, None, ONE_PROCESS),
     *(read_elsewhere(key, Positive | None, 1, ONE_PROCESS) for key in (*MEGATRON_SIZES, ULYSSES)),
     copied(f"{ARGS}.learning_rate", "optimizer.lr", Number, 5e-5),
     renamed(f"{ARGS}.lr_scheduler_type", "optimizer.schedule", str, "linear", SCHEDULES, otherwise=NO_SCHEDULE),
-    Rule(f"{ARGS}.warmup_steps", Number, 0, "optimizer.warmup_steps", values.warm_up),
-    Rule(f"{ARGS}.warmup_ratio", Number, 0.0, "optimizer.warmup_steps", values.warm_up),
+    Rule(f"{ARGS}.warmup_steps", Number, 0, "optimizer.warmup_steps", _warm_up),
+    Rule(f"{ARGS}.warmup_ratio", Number, 0.0, "optimizer.warmup_steps", _warm_up),
     copied(f"{ARGS}.weight_decay", "optimizer.weight_decay", Number, 0.0),
     *adam_betas(f"{ARGS}.adam_beta1", f"{ARGS}.adam_beta2"),
     copied("max_grad_norm", "optimizer.max_grad_norm", Number | None, 1.0, zero_is_off=True),
@@ -138,11 +334,11 @@ RULES = (
            zero_is_off=True),
     copied("exp_name", "tracking.run_name", str | None, None),
     # model, adapter, data and rewards
-    Rule("pretrain", str | None, None, "model.source", values.model),
-    Rule(f"{MODEL}.model_name_or_path", str | None, None, "model.source", values.model),
+    Rule("pretrain", str | None, None, "model.source", _model),
+    Rule(f"{MODEL}.model_name_or_path", str | None, None, "model.source", _model),
     renamed(f"{MODEL}.dtype", "model.dtype", DTYPE, "bf16", DTYPES, "trained weights are float32 here in any case",
             otherwise="no float16 here; model.dtype bfloat16 is nearest"),
-    Rule(f"{MODEL}.lora_target", str | None, None, TARGETS, values.lora_target),
+    Rule(f"{MODEL}.lora_target", str | None, None, TARGETS, _lora_target),
     copied(f"{MODEL}.lora_rank", RANK, Positive, 8, needs=f"{MODEL}.lora_target"),
     copied(f"{MODEL}.lora_alpha", ALPHA, Number | None, None, "null = 2 x rank, as there", zero_is_off=True,
            needs=f"{MODEL}.lora_target"),
@@ -155,7 +351,7 @@ RULES = (
     copied(f"{DATA}.messages", "data.prompt_column", str | None, None, "a list of messages here, JSON text in some data there",
            unset="names no column"),
     copied(f"{DATA}.prompt", "data.prompt_column", str | None, None, unset="names no column"),
-    Rule("rewards.*.worker_cls", str | None, None, "rewards[].fn, data.answer_column", values.reward_workers,
+    Rule("rewards.*.worker_cls", str | None, None, "rewards[].fn, data.answer_column", _reward_workers,
          unset="names no reward"),
     feature("rewards.*.query_filter_config.type", str, "no_filter",
             "no resampling here; nearest: filtering.drop_zero_variance_groups"),
@@ -163,101 +359,13 @@ RULES = (
 )  # fmt: skip
 
 
-def _below(prefix: str, names: str) -> str:
-    """Return the names below a section, each also with what lies below it."""
-    return " ".join(f"{prefix}.{name} {prefix}.{name}.*" for name in names.split())
-
-
-PLACEMENT = """worker_cls world_size num_gpus_per_worker model_update_frequency infer_batch_size backend_timeout max_concurrency
-    name use_dynamic_batching_in_train max_tokens_per_microbatch_in_train sequence_length_round_in_train
-    use_dynamic_batching_in_infer max_tokens_per_microbatch_in_infer sequence_length_round_in_infer offload_nccl
-    use_sequence_packing use_remove_padding sequence_packing_args logits_in_fp32 apply_loss_scale topr_positive_weight
-    topr_negative_weight checkpoint_config system_envs"""
-DEAD = by_key({
-    "removed from ROLL's code in August 2025, still shipped in its YAMLs; norm_mean_type and norm_std_type replaced them":
-        "reward_norm reward_shift reward_scale",
-    "in ROLL's documentation only, no field of its configuration": "reward_normalize token_level_loss div_std_global",
-    "no field of ROLL's data arguments": f"{DATA}.dataset_dir {DATA}.interleave_probs",
-    "of an older ROLL; train_infer_correction replaced it": """use_rollout_importance_sampling_ratio
-        rollout_importance_sampling_ratio_upper_bound train_infer_ratio_* train_infer_diff_*""",
-    "overwritten with prompt_length and response_length": f"{GENERATING}.max_new_tokens {GENERATING}.max_length",
-    "overwritten with num_return_sequences_in_group": f"{GENERATING}.num_return_sequences",
-    "the pipeline's key of this name is the one that is read": " ".join(
-        f"{ARGS}.{key}" for key in ("seed", "max_steps", "output_dir", "max_grad_norm")),
-    "overwritten with the number of devices that ROLL finds": "num_gpus_per_node",
-    "overwritten with actor_infer.model_args and the pipeline's seed": " ".join(
-        f"{OPTIONS}.{key}" for key in ("model", "dtype", "seed", "trust_remote_code")),
-    "ROLL switches it on in any case": f"{OPTIONS}.enable_sleep_mode",
-})  # fmt: skip
-IGNORED = by_key({
-    "of the validation set; here prompts are held out by data.eval_fraction, see the section evaluation":
-        "validation validation.* val_batch_size val_prompt_length val_sequence_length val_greedy val_n_sample",
-    "of the critic, which adv_estimator gae alone has; no critic here": "critic critic.* lambd value_clip critic_warmup",
-    "see target_kl": "kl_horizon",
-    "the sampler computes in model.dtype, as the trainer": "actor_infer.model_args.dtype",
-    CONTEXT: f"{OPTIONS}.max_model_len",
-    "no reward model here": "reward reward.* reward_model reward_model.* reward_pretrain",
-    "the reference is a copy of the policy here, in the same dtype": "reference reference.*",
-    "one training process, memory by training.microbatch_tokens": _below("actor_train", f"{PLACEMENT} strategy_args"),
-    "one training process, attention and gradient checkpointing as transformers has them": _below(
-        MODEL, """attn_implementation flash_attn disable_gradient_checkpointing gradient_checkpointing_use_reentrant device_map
-        vision_dp"""),
-    "no further arguments of the model here": _below(MODEL, "model_type num_labels model_config_kwargs moe_aux_loss_coef"),
-    "an adapter's weights are float32 here in any case": f"{MODEL}.autocast_adapter_dtype",
-    "model.dtype is the compute type": f"{ARGS}.bf16 {ARGS}.fp16 {ARGS}.tf32",
-    "the length of a run is training.steps": f"{ARGS}.num_train_epochs",
-    "prompts are read in an order that is a function of training.seed and step":
-        f"{ARGS}.data_seed {ARGS}.dataloader_num_workers",
-    "prompts are rendered with the tokenizer's own chat template (data.chat_template, data.system_prompt)":
-        f"{DATA}.template actor_infer.data_args actor_infer.data_args.* global_template",
-    "one data source, all of whose prompts are drawn alike":
-        _below(DATA, "domain_interleave_probs tag id dataset_type") + " dataset_filter dataset_filter.*",
-    "the gold answer is data.answer_column": f"{DATA}.response",
-    "prepared prompts are cached by their inputs": _below(DATA, "cache_path preprocessing_num_workers eval_file_name"),
-    "of ROLL's inference workers: here the trainer samples, or one vLLM server beside it on the same devices":
-        _below("actor_infer", f"{PLACEMENT} model_args training_args device_mapping"),
-    "an option of ROLL's engine; docs/vllm.md has those of the server here": _below("actor_infer", "strategy_args"),
-    CACHE: f"{OPTIONS}.gpu_memory_utilization {OPTIONS}.mem_fraction_static",
-    SERVER_SLEEPS: f"{OPTIONS}.sleep_level",
-    ONE_DEVICE: _below(OPTIONS, "tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel"),
-    "no such option of sampling here": f"actor_infer {GENERATING} {GENERATING}.*",
-    "of a reward worker; see its worker_cls": "rewards rewards.*",
-    "of the agentic pipeline's or VLM pipeline's prompts": "vlm_filter vlm_filter.*",
-    "the old log-probabilities come from the rollout's own pass, and are recomputed where several updates need them":
-        "enable_old_logprobs_recompute force_disable_old_logprobs_recompute",
-    "every KL is measured in any case": "enable_reference",
-    "sampling is one batch a step, training.rollout_rows at once":
-        """generate_opt_level is_num_return_sequences_expand is_use_additional_prompts use_additional_prompts
-        max_additional_running_prompts user_defined_rollout_loop_cls router_args router_args.* balance_length
-        minibatch_data_iter_num""",
-    "of each inference worker; nearest: rollout.vllm.in_flight, completions at a time": "max_running_requests",
-    "of difficulty_mask and error_max_len_clip, which do not exist here":
-        "difficulty_low_threshold difficulty_high_threshold error_max_len_threshold",
-    "filtered completions leave the loss and its denominators; statistics keep them": "mask_type",
-    "the weights have no gradient here, as with detach": f"{CORRECTION}.detach",
-    "decoupled weight decay is optimizer.weight_decay": "l2",
-    "logging is by MLflow, every step":
-        "logging_steps track_with tracker_kwargs tracker_kwargs.* save_logging_board_dir report_length_and_rewards",
-    "the folder of a run is chosen with `grpo train --run-dir`":
-        "output_dir base_dir logging_dir rollout_dump_dir checkpoint_config checkpoint_config.* length_profiler_dir",
-    "a training continues from the checkpoints in its own folder": "resume_from_checkpoint",
-    "no profiler here": "profiler_timeline profiler_memory profiler_output_dir",
-    "environment variables; set them in the shell": "system_envs system_envs.*",
-    "one machine and one training process here": """num_nodes rpc_timeout local_rank model_update_buffer_size_mb
-        is_offload_states is_offload_optimizer_states_in_train_step""",
-    "the hub is that of huggingface; give a local folder for another": "model_download_type",
-    "a debugging aid of ROLL": "rollout_mock rollout_mock.*",
-    "Hydra's own; compose the file first if it inherits from others": "defaults hydra hydra.*",
-    "a section without content": f"actor_train {ARGS} {MODEL} {DATA} train_infer_correction {CORRECTION}",
-})  # fmt: skip
-
 ROLL = System(
     name="roll",
     title="ROLL (RLVR)",
     version="ROLL at commit 8eb27cc2 of 2026-08-19, its RLVRConfig",
     rules=RULES,
-    ignored=IGNORED,
-    dead=DEAD,
-    assumptions=values.assumed_data_parallel,
+    ignored=tables.ROLL,
+    dead=tables.ROLL_DEAD,
+    assumptions=_assumed_data_parallel,
     is_nested=True,
 )

@@ -5,6 +5,8 @@ text. A rule gives `{our key: value}`, or a `Entry` where the key has no counter
 """
 
 import functools
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -13,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.errors import ConfigError, shown
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
@@ -229,3 +232,143 @@ def with_defaults(rules: Sequence[Rule], defaults: Mapping[str, Any], *others: R
     """Return the rules of a system that is built on another: with its own defaults, and `others` instead of or after them."""
     of_key = {rule.key: replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules}
     return tuple((of_key | {rule.key: rule for rule in others}).values())
+
+
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+NO_SCHEDULE = "optimizer.schedule is constant, linear or cosine; it stays constant"
+ALL_KEPT = "all are kept there; here the newest training.keep_checkpoints"
+READABLE = (".jsonl", ".parquet", ".csv")
+CACHE = "not a share of the GPU's memory here: the cache has the size rollout.vllm.kv_cache_gib"
+SERVER_SLEEPS = "a server keeps its memory while the trainer computes; rollout.vllm.mode colocate has rollout.vllm.sleep"
+CONTEXT = "the server's context is rollout.max_prompt_tokens + rollout.max_completion_tokens"
+ONE_DEVICE = "one server on one device here"
+RANK, ALPHA, DROPOUT, TARGETS = (f"model.lora.{key}" for key in ("rank", "alpha", "dropout", "target_modules"))
+NO_DROPOUT = "no dropout here: with it, the policy that is trained is not the one that made the rollouts"
+WHOLE_LAYERS = "the adapter alone is trained here, no layer beside it"
+NO_REGEX = "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter"
+_SPECIAL = re.compile(r"[^\w.\-]")
+"""What no name of a module has."""
+_ENDS = re.compile(r"\.\*\\\.(?:\((?:\?:)?(?P<several>\w+(?:\|\w+)*)\)|(?P<one>\w+))\$?")
+"""A regular expression for all modules with one of some last parts: `.*\\.(q_proj|v_proj)`."""
+
+
+def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
+    """Return the rules of the keys that hold AdamW's decay rates."""
+
+    def convert(settings: Settings, _key: str) -> dict[str, Any]:
+        return {"optimizer.adam_betas": [settings[first], settings[second]]}
+
+    return (
+        Rule(first, Number, 0.9, "optimizer.adam_betas", convert),
+        Rule(second, Number, 0.999, "optimizer.adam_betas", convert),
+    )
+
+
+def in_steps(count: float, updates: int) -> tuple[int, str]:
+    """Return (steps, remark) for a count of optimizer steps, `updates` of them to a step."""
+    steps = max(1, round(count / updates))
+    is_rounded = steps * updates != count
+    remark = f"{count:g} optimizer steps there, {updates} to a step here{': rounded' if is_rounded else ''}"
+    return steps, remark if updates > 1 else ""
+
+
+def warmup(amount: float, total: float | None, *, is_ignored: bool) -> Entry:
+    """Return what becomes of a warm-up: in optimizer steps, or below 1 a share of all of them, if their number is known."""
+    if is_ignored and amount:
+        return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
+    if 0 < amount < 1 and total is None:
+        reason = "a share of steps that depend on the size of the data; set optimizer.warmup_steps"
+        return no_counterpart(reason, differs=True)
+    updates = math.ceil(amount * (total or 0)) if amount < 1 else int(amount)
+    return mapped({"optimizer.warmup_steps": updates})
+
+
+def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
+    """Return the engine of a run whose completions came from vLLM, which needs top_p 1 and no top_k here.
+
+    Where the source restricts sampling, its distribution is kept rather than its engine: which tokens are drawn is part of the
+    training, who draws them is not.
+    """
+    if top_p >= 1 and (top_k is None or top_k <= 0):
+        return mapped({"rollout.engine": "vllm"}, "the run starts a server of its own, in the environment of `make vllm`")
+    reason = f"rollout.engine vllm is refused here with top_p {top_p:g}, top_k {top_k}: the embedded sampler keeps them"
+    return mapped({"rollout.engine": "embedded"}, reason, differs=True)
+
+
+def one_file(files: Sequence[str], remark: str = "", *, differs: bool = False) -> Entry:
+    """Return what becomes of the files of a data set."""
+    if len(files) > 1 or not files[0].endswith(READABLE):
+        reason = f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to file:<path>"
+        return no_counterpart(reason, differs=True)
+    return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
+
+
+def adapter_dropout(settings: Settings, key: str) -> Entry:
+    """Convert the dropout of an adapter."""
+    return no_counterpart(NO_DROPOUT, differs=True) if settings[key] else mapped({DROPOUT: 0.0})
+
+
+def adapted_modules(names: Sequence[str]) -> Entry:
+    """Convert the modules of an adapter: their names or ends of them, a word for all, or one regular expression."""
+    if names[0].strip().lower() in ("all", "all-linear"):
+        return mapped({TARGETS: None}, "every linear layer but the vocabulary head, as null here")
+    if len(names) > 1 or not _SPECIAL.search(names[0]):
+        return mapped({TARGETS: list(names)})
+    match = _ENDS.fullmatch(names[0])
+    return mapped({TARGETS: (match["several"] or match["one"]).split("|")}) if match else no_counterpart(NO_REGEX, differs=True)
+
+
+def convert_rewards(
+    settings: Settings, weighted: Sequence[tuple[str, float]], find: Callable[[Settings, str, float], Entry]
+) -> Entry:
+    """Return what becomes of a list of reward functions.
+
+    Args:
+        settings: of the file.
+        weighted: (name there, weight).
+        find: from all settings, the name of a reward and its weight to what becomes of it: `rewards` without the weight,
+            another key of ours, or nothing.
+    """
+    rewards: list[dict[str, Any]] = []
+    targets: dict[str, Any] = {}
+    found = []
+    for name, weight in weighted:
+        here = find(settings, name, weight)
+        if any(item in (reward["fn"] for reward in rewards) for item in _functions(here)):
+            here = no_counterpart("its counterpart is there already, and each function is listed once", differs=True)
+        missing = [] if here.targets else [{"fn": f"{name.replace(':', '.')} ({settings.system.name})"}]
+        rewards += [{"fn": item["fn"], "weight": weight, **item} for item in here.targets.get("rewards", missing)]
+        targets.update(here.targets)
+        found.append((name, here))
+    remark = "; ".join(f"{name}: {here.remark}" for name, here in found if here.remark)
+    listed = {"rewards": rewards} if rewards else {}
+    return mapped({**targets, **listed}, remark, differs=any(here.differs for _, here in found))
+
+
+def _functions(found: Entry) -> list[str]:
+    return [reward["fn"] for reward in found.targets.get("rewards", ())]
+
+
+def is_missing(fn: str) -> bool:
+    """Return whether a name in `rewards` is no function, but what stands for one that is left to write."""
+    return fn not in BUILTIN_REWARDS and not is_import_path(fn)
+
+
+def weighted_names(settings: Settings, names: Sequence[str]) -> list[tuple[str, float]]:
+    """Return (name, weight) of each reward.
+
+    Raises:
+        ConfigError: there are not as many weights as rewards.
+    """
+    weights = settings["reward_weights"] or [1.0] * len(names)
+    if len(weights) != len(names):
+        raise settings.refuse(f"reward_weights: {len(weights)} weights for {len(names)} rewards; give one for each")
+    return list(zip(names, weights, strict=True))
+
+
+def overlong(settings: Settings, limit: int, buffer: int, weight: float) -> Entry:
+    """Return the soft overlong penalty: here a filter whose limit is the longest completion, with weight 1."""
+    is_same = settings["max_completion_length"] == limit and weight == 1
+    there = "" if is_same else f"; there below {limit} tokens, with weight {weight:g}"
+    remark = f"filtering.overlong_buffer_tokens, below rollout.max_completion_tokens with weight 1{there}"
+    return mapped({"filtering.overlong_buffer_tokens": buffer}, remark, differs=not is_same)

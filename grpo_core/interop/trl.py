@@ -5,14 +5,21 @@ Defaults are TRL's; a test compares them, and the names without a counterpart, w
 configuration of ours to what TRL's trainer is given, is `trl_export.py`.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+import math
 from typing import Any, Literal
 
-from grpo_core.errors import ConfigError, shown
-from grpo_core.interop import trl_values as values
+from grpo_core.interop import no_counterpart as tables
 from grpo_core.interop.rules import (
+    ALL_KEPT,
+    ALPHA,
+    CONTEXT,
+    DROPOUT,
+    NO_SCHEDULE,
+    RANK,
+    SCHEDULES,
+    TARGETS,
+    WHOLE_LAYERS,
+    Entry,
     Number,
     Numbers,
     Positive,
@@ -21,28 +28,23 @@ from grpo_core.interop.rules import (
     System,
     Texts,
     Whole,
+    adam_betas,
+    adapted_modules,
+    adapter_dropout,
     by_key,
+    convert_rewards,
     copied,
+    dead,
     feature,
+    in_steps,
+    mapped,
+    no_counterpart,
+    overlong,
     read_elsewhere,
     renamed,
-    with_defaults,
-)
-from grpo_core.interop.shared import (
-    ALL_KEPT,
-    ALPHA,
-    CACHE,
-    CONTEXT,
-    DROPOUT,
-    NO_SCHEDULE,
-    ONE_DEVICE,
-    RANK,
-    SCHEDULES,
-    SERVER_SLEEPS,
-    TARGETS,
-    WHOLE_LAYERS,
-    adam_betas,
     vllm_or_embedded,
+    warmup,
+    weighted_names,
 )
 
 BATCH = "rollout.num_prompts_per_step, loss.minibatches"
@@ -52,13 +54,213 @@ LEVELS = Literal["token", "sequence"]
 LOSSES = Literal["grpo", "dapo", "bnpo", "luspo", "dr_grpo", "cispo", "sapo", "vespo"]
 SAMPLER_MODES = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 NO_QUANTISATION = "no quantised weights here; nearest: model.dtype bfloat16, in which model.lora holds the frozen linear layers"
-NO_URL = "a server that was started for TRL cannot be used, the run starts its own: rollout.vllm.url stays null"
 NO_ENTROPY = "no entropy bonus here; policy/entropy is measured"
+LOSS_TYPES = {
+    "grpo": "seq-mean-token-mean",
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "luspo": "seq-mean-token-sum",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
+"""{TRL's `loss_type`: our aggregation}."""
+REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""Those of `trl.rewards` that are reward functions; the others of it make one."""
+PERIODS = {"save": "training.checkpoint_every", "eval": "evaluation.every_steps"}
+
+
+def _processes(settings: Settings) -> int:
+    """Return the number of training processes: as given, as a resolved configuration implies it, else 1."""
+    generated, windows = settings["generation_batch_size"], settings["steps_per_generation"]
+    implied = generated // (settings["per_device_train_batch_size"] * windows) if generated and windows else 1
+    return settings.processes or max(int(implied), 1)
+
+
+def assumed_processes(settings: Settings) -> tuple[str, ...]:
+    """Return a note if the number of processes was assumed."""
+    known = settings.processes or (settings["generation_batch_size"] and settings["steps_per_generation"])
+    return () if known else ("1 training process is assumed (a file does not tell; --processes N does)",)
+
+
+def refuses_too(settings: Settings) -> str:
+    """Return that the source system refuses these batch sizes, with so many processes."""
+    return (
+        f"{settings.system.title} refuses that as well with the number of its processes, here {_processes(settings)}; "
+        "--processes N sets it"
+    )
+
+
+def batch(settings: Settings, _key: str) -> Entry:
+    """Convert the batch sizes, all of them together.
+
+    Raises:
+        ConfigError: TRL would refuse them.
+    """
+    micro, group_size = settings["per_device_train_batch_size"] * _processes(settings), settings["num_generations"]
+    accumulated, generated = settings["gradient_accumulation_steps"], settings["generation_batch_size"]
+    windows = settings["steps_per_generation"] or (generated // micro if generated else accumulated)
+    rows = micro * windows
+    if generated not in (None, rows):
+        reason = f"generation_batch_size: {generated} is no multiple of per_device_train_batch_size x processes = {micro}, or "
+        raise settings.refuse(f"{reason}contradicts steps_per_generation; {refuses_too(settings)}")
+    if rows % group_size:
+        reason = f"num_generations: {group_size} does not divide the generation batch of {rows} completions"
+        raise settings.refuse(f"{reason} ({micro} per micro-step x {windows}); {refuses_too(settings)}")
+    minibatches, differs = math.ceil(windows / accumulated), windows % accumulated != 0
+    remark = f"{rows} completions of one generation batch / {group_size} generations"
+    if windows >= accumulated and differs:
+        remark += f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares"
+    elif differs and settings["num_iterations"] == 1 and accumulated % windows == 0:
+        rows, differs = micro * accumulated, False
+        remark = f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here"
+    elif differs:
+        remark = "TRL's optimizer steps span several generation batches; here each batch has its own"
+    return mapped(
+        {"rollout.num_prompts_per_step": rows // group_size, "loss.minibatches": minibatches}, remark, differs=differs
+    )
+
+
+def _updates(settings: Settings) -> int:
+    """Return the optimizer steps on one batch of rollouts."""
+    return int(batch(settings, "").targets["loss.minibatches"] * settings["num_iterations"])
+
+
+def _known_length(settings: Settings) -> int | None:
+    """Return the optimizer steps of the whole run; None where they depend on the size of the data."""
+    return settings["max_steps"] if settings["max_steps"] > 0 else None
+
+
+def _length(settings: Settings, key: str) -> Entry:
+    total, updates = _known_length(settings), _updates(settings)
+    if total is None:
+        reason = (
+            "the length is num_train_epochs passes over data of unknown size: set training.steps to the prompts of the data x "
+        )
+        return no_counterpart(f"{reason}{settings['num_train_epochs']:g} / rollout.num_prompts_per_step", differs=True)
+    if key == "num_train_epochs":
+        return dead("max_steps overrides it")
+    steps = math.ceil(total / updates)
+    is_uneven = steps * updates != total
+    counted = f"optimizer steps there, steps of {updates} optimizer steps here" if updates > 1 else ""
+    return mapped({"training.steps": steps}, f"{counted}{', rounded up' if is_uneven else ''}", differs=is_uneven)
+
+
+def _warm_up(settings: Settings, _key: str) -> Entry:
+    """Convert the warm-up; `warmup_ratio` is older TRL's, and `warmup_steps` overrides it."""
+    amount = settings["warmup_steps"] or settings["warmup_ratio"]
+    return warmup(amount, _known_length(settings), is_ignored=settings["lr_scheduler_type"] == "constant")
+
+
+def _period(settings: Settings, key: str) -> Entry:
+    kind = key.partition("_")[0]
+    ours, strategy = PERIODS[kind], settings[f"{kind}_strategy"]
+    if strategy == "no":
+        return mapped({ours: None}, f"{kind}_strategy no; at the end there is one in any case")
+    amount, total = settings[f"{kind}_steps"] or settings["logging_steps"], _known_length(settings)
+    if strategy != "steps" or amount < 0 or (amount < 1 and total is None):
+        return no_counterpart(f"a count of steps here, which the file does not tell; set {ours}")
+    steps, remark = in_steps(amount if amount >= 1 else amount * (total or 0), _updates(settings))
+    return mapped({ours: steps}, remark)
+
+
+def _mask_truncated(settings: Settings, key: str) -> Entry:
+    """Convert the mask of truncated completions, which TRL counts wherever it divides by the number of completions."""
+    loss_type = settings["loss_type"]
+    counts = settings[key] and LOSS_TYPES.get(loss_type, "token-mean") != "token-mean"
+    remark = f"under {loss_type} they still count in TRL's denominators, here they leave them" if counts else ""
+    return mapped({"filtering.mask_truncated_completions": settings[key]}, remark, differs=counts)
+
+
+def _ratio(settings: Settings, key: str) -> Entry:
+    """Convert the level of the importance ratio, by which TRL also weights its KL term."""
+    differs = settings[key] == "sequence" and settings["beta"] != 0 and settings["use_bias_correction_kl"]
+    remark = "TRL weights its KL term by the sequence's ratio, too; here it is the token's" if differs else ""
+    return mapped({"loss.ratio": settings[key]}, remark, differs=differs)
+
+
+def _trl_reward(settings: Settings, name: str, weight: float) -> Entry:
+    """Return what a reward function of `trl grpo` is here: TRL's own run as they are, and so does an import path."""
+    module, _, function = name.rpartition(".")
+    if name == settings["reward_model_name_or_path"]:
+        return no_counterpart("no reward models here; write a function around it", differs=True)
+    if module not in ("", "trl.rewards"):
+        return mapped({"rewards": [{"fn": f"{module}:{function}"}]})
+    if function == "get_soft_overlong_punishment":
+        return overlong(settings, limit=1280, buffer=256, weight=weight)
+    if function in REWARDS:
+        return mapped({"rewards": [{"fn": f"trl.rewards:{function}"}]})
+    known = ", ".join((*REWARDS, "get_soft_overlong_punishment"))
+    return no_counterpart(f"`trl grpo` has {known}, and import paths", differs=True)
+
+
+def _rewards(settings: Settings, _key: str) -> Entry:
+    """Convert the reward functions of `trl grpo`, with their weights, and its reward model."""
+    names = [*filter(None, [settings["reward_model_name_or_path"]]), *(settings["reward_funcs"] or ())]
+    if not names:
+        return no_counterpart("the file names no reward functions; write them with their weights under rewards", differs=True)
+    return convert_rewards(settings, weighted_names(settings, names), _trl_reward)
+
+
+def _reference_sync(settings: Settings, key: str) -> Entry:
+    if not settings["sync_ref_model"]:
+        return mapped({"reference.sync_steps": None})
+    steps, remark = in_steps(settings["ref_model_sync_steps"], _updates(settings))
+    alpha = {"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {}
+    return mapped({"reference.sync_steps": steps, **alpha}, remark, differs="rounded" in remark)
+
+
+def _dtype(settings: Settings, key: str) -> Entry:
+    """Convert the compute type: bfloat16 autocast, or weights of that type."""
+    is_mixed = settings["bf16"] if settings["bf16"] is not None else not settings["fp16"]
+    has_low_weights = settings["dtype"] == "bfloat16"
+    if key == "dtype" and settings[key] not in ("float32", "bfloat16", None):
+        return no_counterpart("set model.dtype to float32 or bfloat16", differs=True)
+    remark = "TRL keeps the weights themselves in bfloat16, here those that are trained are float32" if has_low_weights else ""
+    return mapped({"model.dtype": "bfloat16" if is_mixed or has_low_weights else "float32"}, remark)
+
+
+def _context_window(settings: Settings, key: str) -> Entry:
+    """Convert vLLM's context: what it leaves for the prompt is the longest prompt here."""
+    window, completion = settings[key], settings["max_completion_length"]
+    if settings["vllm_mode"] != "colocate":
+        return dead("TRL reads it with vllm_mode colocate only")
+    if settings["max_prompt_length"] is not None:
+        return no_counterpart("max_prompt_length and max_completion_length together are the server's context here")
+    return mapped({"rollout.max_prompt_tokens": window - (completion or window)}, "minus max_completion_length")
+
+
+def _sampler_correction(settings: Settings, _key: str) -> Entry:
+    if not settings["vllm_importance_sampling_correction"]:
+        return mapped({"loss.sampler_correction": "none"})
+    bound = settings["vllm_importance_sampling_cap"] or settings["vllm_importance_sampling_clip_max"]
+    if bound is None:
+        return no_counterpart("weights without an upper bound do not exist here", differs=True)
+    level, _, treatment = settings["vllm_importance_sampling_mode"].partition("_")
+    targets = {"loss.sampler_correction": treatment, "loss.sampler_level": level, "loss.sampler_bound": bound}
+    return mapped(targets, "the KL term is not weighted there either")
+
+
+def _adapter_alpha(settings: Settings, _key: str) -> Entry:
+    """Convert alpha; rsLoRA's scale alpha / sqrt(rank) is that of alpha x sqrt(rank) here."""
+    if not settings["use_rslora"]:
+        return mapped({ALPHA: settings["lora_alpha"]})
+    return mapped({ALPHA: settings["lora_alpha"] * math.sqrt(settings["lora_r"])}, "alpha x sqrt(lora_r): the same scale")
+
+
+def _trl_dropout(settings: Settings, key: str) -> Entry:
+    """Convert the dropout, which `disable_dropout` switches off in the adapter as well."""
+    return dead("disable_dropout switches it off") if settings["disable_dropout"] else adapter_dropout(settings, key)
+
+
+def _target_modules(settings: Settings, key: str) -> Entry:
+    if not settings[key]:
+        return mapped({TARGETS: ["q_proj", "v_proj"]}, "PEFT's own choice for Llama, Qwen, Mistral and Gemma")
+    return adapted_modules(settings[key])
+
 
 RULES = (
     # rollouts
     copied("num_generations", "rollout.group_size", Positive, 8),
-    *(Rule(key, kind, default, BATCH, values.batch) for key, kind, default in (
+    *(Rule(key, kind, default, BATCH, batch) for key, kind, default in (
         ("per_device_train_batch_size", Positive, 8), ("gradient_accumulation_steps", Positive, 1),
         ("steps_per_generation", Positive | None, None), ("generation_batch_size", Positive | None, None),
     )),
@@ -81,13 +283,13 @@ RULES = (
     copied("epsilon_high", "loss.clip_eps_high", Number | None, None),
     copied("delta", "loss.dual_clip", Number | None, None,
            "above 1 + epsilon_high, as it must be here, it acts on negative advantages only"),
-    Rule("importance_sampling_level", LEVELS, "token", "loss.ratio", values.ratio),
+    Rule("importance_sampling_level", LEVELS, "token", "loss.ratio", _ratio),
     renamed("use_bias_correction_kl", "loss.kl_correction", bool, True, {True: "importance", False: "none"},
             "k3 x ratio, with gradient, where true"),
-    renamed("loss_type", "loss.aggregation", LOSSES, "dapo", values.LOSS_TYPES,
+    renamed("loss_type", "loss.aggregation", LOSSES, "dapo", LOSS_TYPES,
             "TRL divides by tokens of each micro-batch (bnpo) or of the generation batch (dapo)",
             otherwise="another objective; loss.aggregation stays at its default"),
-    Rule("mask_truncated_completions", bool, False, "filtering.mask_truncated_completions", values.mask_truncated),
+    Rule("mask_truncated_completions", bool, False, "filtering.mask_truncated_completions", _mask_truncated),
     feature("off_policy_mask_threshold", Number | None, None, "no off-policy sequence mask here"),
     feature("top_entropy_quantile", Number, 1.0, "the loss is over every token here"),
     feature("entropy_coef", Number, 0.0, NO_ENTROPY),
@@ -95,18 +297,18 @@ RULES = (
     renamed("scale_rewards", "advantage.scale", bool | Literal["group", "batch", "none"], "group", SCALES),
     feature("multi_objective_aggregation", str, "sum_then_normalize", "rewards are summed before they are normalised here"),
     # reference
-    Rule("sync_ref_model", bool, False, "reference.sync_steps, reference.mixup_alpha", values.reference_sync),
-    Rule("ref_model_sync_steps", Positive, 512, "reference.sync_steps", values.reference_sync, needs="sync_ref_model"),
+    Rule("sync_ref_model", bool, False, "reference.sync_steps, reference.mixup_alpha", _reference_sync),
+    Rule("ref_model_sync_steps", Positive, 512, "reference.sync_steps", _reference_sync, needs="sync_ref_model"),
     copied("ref_model_mixup_alpha", "reference.mixup_alpha", Number, 0.6, needs="sync_ref_model"),
     # vLLM
     Rule("use_vllm", bool, False, "rollout.engine", lambda settings, key: (
         vllm_or_embedded(settings["top_p"], settings["top_k"]) if settings[key] else {"rollout.engine": "embedded"})),
     read_elsewhere("vllm_mode", Literal["server", "colocate"], "colocate",
                    "a server of the run here, unless rollout.vllm.mode colocate is set, with a training.python that has vLLM"),
-    Rule("vllm_max_model_length", Positive | None, None, "rollout.max_prompt_tokens", values.context_window, needs="use_vllm",
+    Rule("vllm_max_model_length", Positive | None, None, "rollout.max_prompt_tokens", _context_window, needs="use_vllm",
          unset=CONTEXT),
     feature("vllm_structured_outputs_regex", str | None, None, "no pattern for completions here", needs="use_vllm"),
-    *(Rule(f"vllm_importance_sampling_{key}", kind, default, SAMPLER, values.sampler_correction, needs="use_vllm")
+    *(Rule(f"vllm_importance_sampling_{key}", kind, default, SAMPLER, _sampler_correction, needs="use_vllm")
       for key, kind, default in (("correction", bool, True), ("mode", SAMPLER_MODES, "sequence_mask"),
                                  ("clip_max", Number | None, 3.0), ("cap", Number | None, None))),
     feature("vllm_importance_sampling_clip_min", Number | None, None, "the sampler correction has no lower bound here",
@@ -114,8 +316,8 @@ RULES = (
     # optimizer
     copied("learning_rate", "optimizer.lr", Number, 1e-6),
     renamed("lr_scheduler_type", "optimizer.schedule", str, "linear", SCHEDULES, otherwise=NO_SCHEDULE),
-    Rule("warmup_steps", Number, 0, "optimizer.warmup_steps", values.warm_up),
-    Rule("warmup_ratio", Number, 0.0, "optimizer.warmup_steps", values.warm_up),
+    Rule("warmup_steps", Number, 0, "optimizer.warmup_steps", _warm_up),
+    Rule("warmup_ratio", Number, 0.0, "optimizer.warmup_steps", _warm_up),
     copied("weight_decay", "optimizer.weight_decay", Number, 0.0),
     *adam_betas("adam_beta1", "adam_beta2"),
     feature("adam_epsilon", Number, 1e-8, "AdamW's epsilon is 1e-8 here"),
@@ -126,30 +328,30 @@ RULES = (
     feature("neftune_noise_alpha", Number | None, None, "no noise on embeddings here"),
     feature("router_aux_loss_coef", Number | None, None, "no router loss here"),
     # training
-    Rule("max_steps", Whole, -1, "training.steps", values.length, reports_default=True),
-    Rule("num_train_epochs", Number, 3.0, "", values.length),
+    Rule("max_steps", Whole, -1, "training.steps", _length, reports_default=True),
+    Rule("num_train_epochs", Number, 3.0, "", _length),
     copied("seed", "training.seed", Whole, 42),
     feature("shuffle_dataset", bool | None, True, "every pass over the prompts is a fresh permutation here"),
-    Rule("save_strategy", str, "steps", "training.checkpoint_every", values.period),
-    Rule("save_steps", Number, 500, "training.checkpoint_every", values.period),
+    Rule("save_strategy", str, "steps", "training.checkpoint_every", _period),
+    Rule("save_steps", Number, 500, "training.checkpoint_every", _period),
     copied("save_total_limit", "training.keep_checkpoints", Positive | None, None, unset=ALL_KEPT),
-    Rule("eval_strategy", str, "no", "evaluation.every_steps", values.period),
-    Rule("eval_steps", Number | None, None, "evaluation.every_steps", values.period),
+    Rule("eval_strategy", str, "no", "evaluation.every_steps", _period),
+    Rule("eval_steps", Number | None, None, "evaluation.every_steps", _period),
     read_elsewhere("logging_steps", Number, 10, "logging is by MLflow, every step"),
     copied("run_name", "tracking.run_name", str | None, None),
-    Rule("bf16", bool | None, None, "model.dtype", values.dtype),
+    Rule("bf16", bool | None, None, "model.dtype", _dtype),
     feature("fp16", bool, False, "no float16 here; model.dtype bfloat16 is nearest"),
     read_elsewhere("disable_dropout", bool, False, "dropout is off here in any case"),
     # the script `trl grpo`: model, rewards and data
-    Rule("dtype", str | None, "float32", "model.dtype", values.dtype),
+    Rule("dtype", str | None, "float32", "model.dtype", _dtype),
     copied("trust_remote_code", "model.trust_remote_code", bool, False),
     copied("model_name_or_path", "model.source", str | None, None, unset="names no model"),
     feature("model_revision", str, "main", "the default revision is loaded here; give a local folder for another"),
     feature("model_init_kwargs", Any, None, "models are loaded without further arguments here", off=({},)),
-    Rule("reward_funcs", Texts | None, None, "rewards[].fn, filtering.overlong_buffer_tokens", values.rewards,
+    Rule("reward_funcs", Texts | None, None, "rewards[].fn, filtering.overlong_buffer_tokens", _rewards,
          unset="names no function; rewards stays at its default"),
-    Rule("reward_model_name_or_path", str | None, None, "rewards[].fn", values.rewards, unset="names no model"),
-    Rule("reward_weights", Numbers | None, None, "rewards[].weight", values.rewards, unset="every weight is 1"),
+    Rule("reward_model_name_or_path", str | None, None, "rewards[].fn", _rewards, unset="names no model"),
+    Rule("reward_weights", Numbers | None, None, "rewards[].weight", _rewards, unset="every weight is 1"),
     Rule("dataset_name", str | None, None, "data.source, data.prompt_column, data.answer_column", lambda settings, key: (
             {"data.source": f"hub:{settings[key]}", "data.prompt_column": "prompt", "data.answer_column": None}),
          "where `prompt` is plain text, TRL applies no chat template: set data.chat_template to false", unset="names no data"),
@@ -160,10 +362,10 @@ RULES = (
     Rule("use_peft", bool, False, "model.lora",
          lambda settings, key: {RANK: settings["lora_r"]} if settings[key] else {"model.lora": None}),
     copied("lora_r", RANK, Positive, 16, needs="use_peft"),
-    Rule("lora_alpha", Number, 32, ALPHA, values.adapter_alpha, needs="use_peft"),
-    Rule("use_rslora", bool, False, ALPHA, values.adapter_alpha, needs="use_peft"),
-    Rule("lora_dropout", Number, 0.05, DROPOUT, values.trl_dropout, needs="use_peft", reports_default=True),
-    Rule("lora_target_modules", Texts | None, None, TARGETS, values.target_modules, needs="use_peft"),
+    Rule("lora_alpha", Number, 32, ALPHA, _adapter_alpha, needs="use_peft"),
+    Rule("use_rslora", bool, False, ALPHA, _adapter_alpha, needs="use_peft"),
+    Rule("lora_dropout", Number, 0.05, DROPOUT, _trl_dropout, needs="use_peft", reports_default=True),
+    Rule("lora_target_modules", Texts | None, None, TARGETS, _target_modules, needs="use_peft"),
     feature("lora_target_parameters", Texts | None, None, "linear layers are adapted here, not single parameters", off=([],),
             needs="use_peft"),
     feature("lora_modules_to_save", Texts | None, None, WHOLE_LAYERS, off=([],), needs="use_peft"),
@@ -173,54 +375,6 @@ RULES = (
     feature("load_in_4bit", bool, False, NO_QUANTISATION),
 )  # fmt: skip
 
-OLDER = """num_processes overwrite_output_dir logging_dir vllm_device vllm_dtype vllm_enable_prefix_caching use_liger_loss
-    gradient_checkpointing_use_reentrant jit_mode_eval half_precision_backend save_safetensors group_by_length no_cuda"""
-"""Keys without a counterpart that TRL 1.16 and transformers 5 no longer have, and that files of older versions hold."""
-IGNORED = by_key({
-    "of an older TRL or of accelerate; the result does not depend on it": OLDER,
-    "logging is by MLflow, every step": """logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter report_to
-        project trackio_space_id trackio_bucket_id trackio_static_space_id log_level log_level_replica disable_tqdm
-        include_num_input_tokens_seen""",
-    "completions are written at every training.completions_every steps":
-        "log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo",
-    "the folder of a run is chosen with `grpo train --run-dir`": "output_dir",
-    "a training continues from the checkpoints in its own folder": "resume_from_checkpoint ignore_data_skip",
-    "checkpoints are whole (policy, reference, optimizer) and local": """save_only_model save_on_each_node enable_jit_checkpoint
-        restore_callback_states_from_checkpoint load_best_model_at_end metric_for_best_model greater_is_better""",
-    "nothing is uploaded":
-        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
-    "evaluation is greedy accuracy and pass@k on held-out prompts: see the section evaluation":
-        """do_eval eval_delay per_device_eval_batch_size eval_on_start eval_do_concat_batches eval_use_gather_object
-        eval_accumulation_steps batch_eval_metrics prediction_loss_only include_for_metrics num_generations_eval
-        bf16_full_eval fp16_full_eval dataset_test_split test_split_size""",
-    "memory and speed are set by training.microbatch_tokens and training.rollout_rows; the result does not depend on them":
-        """gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
-        torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache
-        torch_empty_cache_steps auto_find_batch_size tf32 pad_to_multiple_of cache_implementation skip_memory_metrics
-        cast_lm_head_to_fp32 attn_implementation use_transformers_continuous_batching
-        transformers_continuous_batching_config use_transformers_paged""",
-    "one training process here": """average_tokens_across_devices accelerator_config parallelism_config
-        ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp
-        fsdp_config deepspeed local_rank ds3_gather_for_generation ignore_bias_buffers""",
-    "the device is training.device (auto, cpu, cuda)": "use_cpu",
-    "runs repeat bitwise; training.seed and data.seed are the only seeds": "full_determinism data_seed",
-    "prompts are frozen once and read in an order that is a function of seed and step":
-        """dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
-        dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns
-        label_names train_sampling_strategy length_column_name dataset_streaming streaming""",
-    "the optimizer is AdamW over every weight that is trained": "optim_args optim_target_modules",
-    "a parameter of an objective or bonus that does not exist here; see loss_type and entropy_coef":
-        """sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
-        entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target""",
-    "no quantised weights here; see load_in_4bit": "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
-    NO_URL: "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
-    CACHE: "vllm_gpu_memory_utilization",
-    ONE_DEVICE: "vllm_tensor_parallel_size",
-    SERVER_SLEEPS: "vllm_enable_sleep_mode",
-    "the server has vLLM's own implementation of a model where there is one": "vllm_model_impl",
-    "a debugging aid of transformers": "debug",
-    "environment variables of TRL's command line; set them in the shell": "env",
-})  # fmt: skip
 ALIASES = {
     "torch_dtype": "dtype",
     "evaluation_strategy": "eval_strategy",
@@ -234,63 +388,8 @@ TRL = System(
     title="TRL 1.16",
     version="trl 1.16.0, its GRPOConfig and the arguments of its script `trl grpo`",
     rules=RULES,
-    ignored=IGNORED,
+    ignored=tables.TRL,
     dead=by_key({"for scripts that read it; neither the trainer nor `trl grpo` does": "do_train do_predict"}),
-    assumptions=values.assumed_processes,
+    assumptions=assumed_processes,
     aliases=ALIASES,
 )
-
-OLDEST, EVERY_END, NEWEST = (0, 17), (1, 15), (1, 16)
-CHANGES: Mapping[tuple[int, int], Mapping[str, Any]] = {
-    (1, 10): {"max_completion_length": 256, "use_bias_correction_kl": False},
-    (1, 0): {"vllm_mode": "server"},
-    (0, 27): {"top_k": None, "dtype": None},
-    (0, 26): {"max_prompt_length": 512, "vllm_importance_sampling_mode": "token_truncate",
-              "vllm_importance_sampling_clip_max": 2.0},
-    (0, 23): {"vllm_importance_sampling_correction": False},
-    (0, 22): {"loss_type": "bnpo", "scale_rewards": True},
-    (0, 19): {"beta": 0.04, "bf16": False, "optim": "adamw_torch"},
-    (0, 18): {"temperature": 0.9, "top_k": 50},
-}  # fmt: skip
-"""{release: what was the default before it}, the newest first."""
-ONE_END = "before 1.15 only the tokenizer's own end token ended a completion; here each that the model declares does"
-
-
-def defaults_of(release: tuple[int, int]) -> dict[str, Any]:
-    """Return {key: default} of a release where they are not those of 1.16.
-
-    >>> defaults_of((1, 9)), defaults_of((1, 10))
-    ({'max_completion_length': 256, 'use_bias_correction_kl': False}, {})
-    """
-    return {key: value for since, before in CHANGES.items() if release < since for key, value in before.items()}
-
-
-def as_of(version: str | None) -> System:
-    """Return TRL with the defaults of a release, and a note about its end tokens; None = those of 1.16, and what others had.
-
-    Raises:
-        ConfigError: the release is none that was read.
-    """
-    if version is None:
-        return replace(TRL, assumptions=lambda settings: (*values.assumed_processes(settings), _other_defaults(settings)))
-    match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\d+)?", version)
-    release = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not OLDEST <= release <= NEWEST:
-        raise ConfigError(f"trl-version: {shown(version)} is no release that is read; give one from 0.17 to 1.16")
-    note = (ONE_END,) if release < EVERY_END else ()
-    return replace(
-        TRL,
-        title=f"TRL {release[0]}.{release[1]}",
-        rules=with_defaults(RULES, defaults_of(release)),
-        assumptions=lambda settings: (*values.assumed_processes(settings), *note),
-    )
-
-
-def _other_defaults(settings: Settings) -> str:
-    """Return which keys that a file leaves out had other defaults in earlier releases."""
-    former = {key: value for key, value in defaults_of(OLDEST).items() if key not in settings.given}
-    shown_ones = [f"{key} {value}" for key, value in former.items() if settings["use_vllm"] or not key.startswith("vllm")]
-    return (
-        f"no file states the release of TRL: the defaults of 1.16 are taken, and --trl-version takes another's ({ONE_END}; "
-        f"earlier releases down to 0.17 had {', '.join(shown_ones)})"
-    )

@@ -1,6 +1,6 @@
 """The way back: from a configuration of this project to the arguments of TRL's trainer that state what it does.
 
-What of ours TRL has no key for is in `config/trl_limits.py`.
+What of ours TRL has no key for is in `config/limits.py`.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.schema import RunConfig
-from grpo_core.interop.trl_values import LOSS_TYPES
+from grpo_core.interop.trl import LOSS_TYPES
 
 
 def export_config(config: RunConfig) -> dict[str, Any]:

@@ -4,9 +4,9 @@ Its arguments are TRL's of that time and its own. Its trainer overrides or never
 images, which this project does not have yet; a run is still worth translating for what else it says.
 """
 
-from grpo_core.interop import trl_values
-from grpo_core.interop.rewards import convert_rewards
 from grpo_core.interop.rules import (
+    DROPOUT,
+    RANK,
     Entry,
     Number,
     Positive,
@@ -14,15 +14,18 @@ from grpo_core.interop.rules import (
     Settings,
     System,
     Texts,
+    adapter_dropout,
     by_key,
+    convert_rewards,
     copied,
     mapped,
     no_counterpart,
+    one_file,
     read_elsewhere,
     with_defaults,
 )
-from grpo_core.interop.shared import DROPOUT, RANK, adapter_dropout, one_file
-from grpo_core.interop.trl import BATCH, TRL, defaults_of
+from grpo_core.interop.trl import BATCH, TRL, assumed_processes, batch, refuses_too
+from grpo_core.interop.trl_releases import defaults_of
 
 MODULE = "is_reward_customized_from_vlm_module"
 ROWS = "its rows hold `conversations` and images; write the columns question and answer"
@@ -38,8 +41,8 @@ def whole_groups(settings: Settings, key: str) -> Entry:
     rows, size = settings["per_device_train_batch_size"] * (settings.processes or 1), settings["num_generations"]
     if rows % size:
         reason = f"num_generations: {size} does not divide the {rows} completions of a pass (per_device_train_batch_size x "
-        raise settings.refuse(f"{reason}processes); {trl_values.refuses_too(settings)}")
-    return trl_values.batch(settings, key)
+        raise settings.refuse(f"{reason}processes); {refuses_too(settings)}")
+    return batch(settings, key)
 
 
 def vlm_r1_reward(settings: Settings, name: str, _weight: float) -> Entry:
@@ -84,6 +87,7 @@ OWN_IGNORED = by_key({
 NEVER_READ = {
     **dict.fromkeys(("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"), "VLM-R1's reference is fixed"),
     "reward_weights": "every weight is 1",
+    "reward_model_name_or_path": "VLM-R1 scores with reward_funcs alone",
     "dataset_name": "grpo_jsonl.py reads data_file_paths alone, older scripts a list of data with images: set data.source",
     "temperature": "it is 1 whatever is given",
     "max_prompt_length": "there is no limit",
@@ -104,7 +108,7 @@ VLM_R1 = System(
     ignored={key: reason for key, reason in {**TRL.ignored, **OWN_IGNORED}.items() if key not in NEVER_READ},
     dead={**TRL.dead, **NEVER_READ},
     assumptions=lambda settings: (
-        *trl_values.assumed_processes(settings),
+        *assumed_processes(settings),
         "VLM-R1's prompts hold images; here they are text, so this is another task",
     ),
     aliases=TRL.aliases,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from grpo_core.algorithm import gradients
-from grpo_core.config import RunConfig
+from grpo_core.config import RunConfig, keys
+from grpo_core.config.limits import FIXED, FIXED_KL
 from grpo_core.config.loading import known_keys
-from grpo_core.config.trl_limits import FIXED, FIXED_KL
-from grpo_core.interop import tables
-from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop import report
+from grpo_core.interop.conversion import SYSTEMS
 from grpo_core.interop.trl import TRL
 from grpo_core.interop.trl_export import export_config
 from tests.unit.test_gradients import NOISE
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
 TABLES = {
     "gradients": (PAGE, gradients.gradient_table),
-    "options": (PAGE, tables.render_options),
-    "names": (ROOT / "docs" / "importing.md", tables.render_names),
+    "options": (PAGE, keys.render_options),
+    "names": (ROOT / "docs" / "importing.md", report.render_names),
 }
 """{name: (page, its table)}."""
 
@@ -40,6 +40,16 @@ def test_a_table_is_the_codes(name: str) -> None:
     found = segment(name).search(page.read_text())
     assert found is not None
     assert found[2] == wanted
+
+
+def test_the_page_of_keys_is_the_codes_and_has_them_all() -> None:
+    page, wanted = ROOT / "docs" / "keys.md", keys.render_keys()
+    if os.environ.get("GRPO_WRITE_DOCS"):
+        page.write_text(wanted)
+    assert page.read_text() == wanted
+    listed = {name.replace(".0.", ".*.") for name in re.findall(r"^\| `([\w.]+)` \|", wanted, re.MULTILINE)}
+    sections = {*RunConfig.model_fields, "rollout.vllm"}
+    assert known_keys() - sections == listed - sections
 
 
 def test_the_noise_of_gradients_is_what_the_test_of_gradients_measures() -> None:
@@ -63,7 +73,7 @@ def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_proj
         *("loss.sampler_level", "loss.sampler_bound"),  # of sampler_correction
     }
     groups = [exported, FIXED.keys(), FIXED_KL.keys(), own, parts_of_refused_ones]
-    algorithm = tables.algorithm_keys().keys()
+    algorithm = keys.algorithm_fields()
     assert [key for key in algorithm if sum(key in group for group in groups) != 1] == []
 
 

@@ -1,20 +1,18 @@
 """Configuration files and overrides: what loads, what is refused, and in which words."""
 
-import copy
 import datetime
 import functools
 import math
+import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from grpo_core.algorithm.advantages import group_relative_advantages
-from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides, validate_config
+from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor
 from grpo_core.config.loading import known_keys
 from grpo_core.config.names import MADE_ROWS
@@ -32,21 +30,14 @@ def refusal(overrides: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_there_are_configuration_files() -> None:
-    assert CONFIGS / "quickstart.yaml" in FILES
+@pytest.mark.parametrize("path", [None, CONFIGS / "quickstart.yaml"])
+def test_the_defaults_and_the_quickstart_have_no_warnings(path: Path | None) -> None:
+    assert check_consistency(load_config(path)) == ()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_configuration_file_loads(path: Path) -> None:
     assert load_config(path) != RunConfig()
-
-
-def test_the_quickstart_has_no_warnings() -> None:
-    assert check_consistency(load_config(CONFIGS / "quickstart.yaml")) == ()
-
-
-def test_the_defaults_have_no_warnings() -> None:
-    assert check_consistency(load_config()) == ()
 
 
 @pytest.mark.parametrize(
@@ -61,15 +52,11 @@ def test_the_defaults_have_no_warnings() -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, value: Any, nearest: str) -> None:
-    message = refusal({key: value})
-    assert "unknown key" in message
-    assert f"did you mean {nearest}?" in message
+    assert re.search(rf"unknown key.*did you mean {nearest}\?", refusal({key: value}))
 
 
 def test_an_unknown_key_far_from_all_is_refused_with_the_keys_of_its_section() -> None:
-    message = refusal({"loss.zzzzzz": 1})
-    assert "loss.zzzzzz: unknown key" in message
-    assert "aggregation, beta, clip_eps" in message
+    assert re.search(r"loss\.zzzzzz: unknown key .*aggregation, beta, clip_eps", refusal({"loss.zzzzzz": 1}))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +75,7 @@ def test_an_unknown_key_far_from_all_is_refused_with_the_keys_of_its_section() -
     ],
 )
 def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any) -> None:
-    message = refusal({key: value})
-    assert message.startswith(f"{key}: ")
-    assert f"got {value!r}" in message
+    assert re.match(rf"{key}: .*got {value!r}", refusal({key: value}))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +93,7 @@ def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any
     ],
 )
 def test_a_value_that_no_file_gives_back_as_it_was_is_refused(key: str, value: Any, said: str) -> None:
-    message = refusal({key: value})
-    assert message.startswith(key)
-    assert said in message
+    assert re.match(f"{key}.*{re.escape(said)}", refusal({key: value}))
 
 
 def test_many_faults_and_long_values_stay_readable() -> None:
@@ -118,11 +101,6 @@ def test_many_faults_and_long_values_stay_readable() -> None:
     assert len(message.splitlines()) == 11
     assert message.endswith("... and 6 more")
     assert max(map(len, message.splitlines())) < 1000
-
-
-def test_all_faults_are_listed_at_once() -> None:
-    message = refusal({"loss.beta": -1, "rollout.group_size": 0, "loss.bta": 1})
-    assert len(message.splitlines()) == 3
 
 
 def test_overrides_come_last_and_reach_nested_keys_lists_and_null(tmp_path: Path) -> None:
@@ -137,12 +115,6 @@ def test_overrides_come_last_and_reach_nested_keys_lists_and_null(tmp_path: Path
     assert config.reference.sync_steps is None
     assert config.optimizer.lr == 1e-6
     assert config.evaluation.k == (1, 2)
-
-
-def test_an_override_leaves_the_given_values_as_they_were() -> None:
-    values = {"loss": {"beta": 0.5}}
-    apply_overrides(values, {"loss.beta": 0.1})
-    assert values == {"loss": {"beta": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -164,26 +136,22 @@ def test_override_values_are_read_as_a_person_means_them(text: str, value: Any) 
     assert (parsed, type(parsed)) == (value, type(value))
 
 
-@pytest.mark.parametrize("text", ["loss.beta", "=1", " =1", "loss.beta=[1", "x=&a [*a]"])
-def test_a_malformed_override_is_refused_by_its_text(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_overrides([text])
-    assert repr(text) in str(caught.value)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        *(([text], repr(text)) for text in ("loss.beta", "=1", " =1", "loss.beta=[1", "x=&a [*a]")),
+        (["loss.beta=1", "loss.beta=1"], "loss.beta: given twice"),
+    ],
+)
+def test_a_malformed_override_is_refused_by_its_text(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_overrides(texts)
 
 
 @pytest.mark.parametrize("given", ["loss.beta=0.1", {1: 2}, [("loss.beta", 0.1)]])
 def test_overrides_of_another_form_are_refused_with_the_two_forms(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"overrides: expected \{key\.path: value\} or a list of key\.path=value texts, got"):
         load_config(overrides=given)
-
-
-def test_overrides_are_a_mapping_or_texts() -> None:
-    assert load_config(overrides=["loss.beta=0.1"]) == load_config(overrides={"loss.beta": 0.1})
-
-
-def test_an_override_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"loss\.beta: given twice"):
-        parse_overrides(["loss.beta=1", "loss.beta=1"])
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -202,10 +170,8 @@ def test_an_override_inside_another_is_refused_in_either_order(order: int) -> No
     ],
 )
 def test_an_override_that_leads_nowhere_is_refused(key: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"{re.escape(key)}.*{re.escape(said)}"):
         apply_overrides({"rewards": [{"fn": "format"}], "loss": {"beta": 0.1}}, {key: 1})
-    assert key in str(caught.value)
-    assert said in str(caught.value)
 
 
 # Ten lines that stand for ten billion values, as lists and as merged sections.
@@ -232,10 +198,8 @@ MERGES = b"".join(b"%c: &%c {<<: [%s]}\n" % (n + 1, n + 1, b", ".join([b"*%c" % 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}.*{re.escape(said)}"):
         load_config(path)
-    assert str(path) in str(caught.value)
-    assert said in str(caught.value)
 
 
 def test_a_fault_in_yaml_is_shown_with_its_place_and_without_passwords(tmp_path: Path) -> None:
@@ -259,45 +223,17 @@ def test_a_fault_in_yaml_is_shown_with_its_place_and_without_passwords(tmp_path:
     ],
 )
 def test_a_value_of_another_type_is_refused_in_the_words_of_the_file(override: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, parse_overrides([override]))
-    assert said in str(caught.value)
-
-
-def test_no_file_is_the_defaults() -> None:
-    assert load_config() == RunConfig()
+    assert said in refusal(parse_overrides([override]))
 
 
 def test_a_missing_file_is_refused_with_a_near_name() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"cannot be read.*did you mean {CONFIGS / 'quickstart.yaml'}\?"):
         load_config(CONFIGS / "quikstart.yaml")
-    assert "cannot be read" in str(caught.value)
-    assert f"did you mean {CONFIGS / 'quickstart.yaml'}?" in str(caught.value)
 
 
 def test_a_configuration_cannot_be_assigned_to() -> None:
-    config = RunConfig()
     with pytest.raises(ValidationError, match="frozen"):
-        config.loss.beta = 1.0
-    with pytest.raises(ValidationError, match="frozen"):
-        config.loss = RunConfig().loss
-
-
-def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
-    found = [model]
-    for field in model.model_fields.values():
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                found += sections(part)
-    return found
-
-
-@pytest.mark.parametrize("section", sections(RunConfig), ids=lambda section: section.__name__)
-def test_every_field_is_described(section: type[BaseModel]) -> None:
-    assert section.__doc__
-    for name, field in section.model_fields.items():
-        is_section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        assert field.description or is_section, f"{section.__name__}.{name}"
+        RunConfig().loss.beta = 1.0
 
 
 def test_known_keys_are_the_keys_of_the_resolved_configuration() -> None:
@@ -498,48 +434,3 @@ def test_the_root_mean_square_of_a_groups_advantages(overrides: dict[str, Any], 
         rewards = torch.tensor([0.0, 1.0, 1.0, 3.0, -2.0, 5.0, 0.5, 4.0], dtype=torch.float64)
         found = group_relative_advantages(rewards, 8, config.advantage.baseline, "group_std", 0.0)
         assert float(found.square().mean().sqrt()) == pytest.approx(expected, rel=1e-12)
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6
-)
-VALID = RunConfig().model_dump(mode="json")
-
-
-@st.composite
-def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """A valid configuration in which up to three random places were dropped, added or replaced."""
-    values = copy.deepcopy(VALID)
-    for _ in range(draw(st.integers(1, 3))):
-        node: Any = values
-        while isinstance(node, dict | list) and node:
-            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-            key = draw(st.sampled_from(keys))
-            if isinstance(node[key], dict | list) and node[key] and draw(st.booleans()):
-                node = node[key]
-                continue
-            action = draw(st.sampled_from(["drop", "replace", "add"]))
-            if action == "drop":
-                del node[key]
-            elif action == "replace":
-                node[key] = draw(JSON)
-            elif isinstance(node, dict):
-                node[draw(st.text(max_size=8))] = draw(JSON)
-            else:
-                node.append(draw(JSON))
-            break
-    return values
-
-
-@given(mutated())
-@settings(max_examples=200, derandomize=False)
-def test_a_mutated_configuration_loads_or_is_refused_in_words(values: dict[str, Any]) -> None:
-    try:
-        config = validate_config(values)
-    except ConfigError as error:
-        text = str(error)
-    else:
-        text = "loaded"
-        assert validate_config(config.model_dump(mode="json")) == config or "nan" in repr(config)
-    assert text.strip()

@@ -5,24 +5,20 @@ import importlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
-from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop.conversion import SYSTEMS, Imported, import_config
 from grpo_core.interop.files import flatten_sections
+from grpo_core.interop.no_counterpart import OLDER
 from grpo_core.interop.report import render
-from grpo_core.interop.roll_values import count_devices
 from grpo_core.interop.rules import Settings
-from grpo_core.interop.trl import ALIASES, OLDER
-from grpo_core.interop.trl_values import REWARDS
+from grpo_core.interop.trl import ALIASES, REWARDS
+from tests.support.imports import convert, entry_of
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
@@ -33,30 +29,21 @@ ROLL_INFER = "actor_infer.strategy_args"
 ROLL_WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 TRL_BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 100}
 
-Convert = Callable[..., Imported]
+
+def remark(imported: Imported, key: str) -> str:
+    """Return the fate and remark of one key."""
+    return f"{entry_of(imported, key).fate}: {entry_of(imported, key).remark}"
 
 
-@pytest.fixture
-def convert(tmp_path: Path) -> Convert:
-    """Return a function that imports settings given as keywords, through a file."""
-
-    def run(base: dict[str, Any], processes: int | None = None, **settings: Any) -> Imported:
-        path = tmp_path / "settings.yaml"
-        path.write_text(yaml.safe_dump({**base, **settings}))
-        return import_config(path, processes=processes)
-
-    return run
+def from_settings(folder: Path, settings: dict[str, Any]) -> Imported:
+    """Import settings, of which `processes` is the option of that name."""
+    given = {key: value for key, value in settings.items() if key != "processes"}
+    return convert(folder, given, processes=settings.get("processes"))
 
 
 def values(imported: Imported) -> dict[str, Any]:
     """Return what was mapped, flat."""
     return flatten_sections(imported.values)
-
-
-def remark(imported: Imported, key: str) -> str:
-    """Return the fate and remark of one key."""
-    (entry,) = [entry for entry in imported.entries if entry.key == key]
-    return f"{entry.fate}: {entry.remark}"
 
 
 def on_roll(name: str, generating: dict[str, Any] = ROLL_WHOLE, **options: Any) -> dict[str, Any]:
@@ -154,38 +141,13 @@ def test_a_trl_recipe_with_a_server_on_another_machine_has_one_here() -> None:
     assert "10.0.0.7" not in render(imported).split("# ---")[0]
 
 
-def test_a_roll_file_with_vllm_keeps_its_sampling_and_says_why_not_vllm() -> None:
-    imported = import_config(BY_NAME["roll_vllm.yaml"])
-    rollout, infer = imported.config.rollout, "actor_infer.strategy_args"
-    assert (rollout.engine, rollout.top_p, rollout.top_k) == ("embedded", 0.99, 100)
-    assert remark(imported, f"{infer}.strategy_name").startswith("mapped: rollout.engine vllm is refused here with top_p 0.99")
-    assert {entry.key for entry in imported.entries if entry.differs} == {
-        *(f"{infer}.strategy_name", f"{infer}.strategy_config.quantization"),
-    }
-
-
-def test_json_is_read_too() -> None:
-    imported = import_config(BY_NAME["trl_settings.json"])
-    assert values(imported)["rollout.num_prompts_per_step"] == 2
-    assert remark(imported, "loss_type").startswith("no_counterpart: another objective")
-    assert remark(imported, "max_steps").startswith("no_counterpart: the length is num_train_epochs")
-    assert remark(imported, "warmup_steps").startswith("dead: the schedule `constant`")
-    assert remark(imported, "epsilon_hihg") == "unknown: did you mean epsilon_high?"
-
-
-def test_dead_keys_are_told_apart() -> None:
-    dead = {entry.key for entry in import_config(BY_NAME["roll_dead_keys.yaml"]).listed("dead")}
-    assert {"reward_norm", "reward_shift", "reward_scale", "init_kl_coef", "target_kl"} <= dead
-    assert {"actor_infer.generating_args.max_new_tokens", "actor_train.training_args.seed", "kl_loss_coef"} <= dead
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_credential_is_in_the_file(path: Path) -> None:
     assert "not-to-be-shown" not in render(import_config(path))
 
 
-def test_a_key_cannot_leave_its_comment(convert: Convert, tmp_path: Path) -> None:
-    imported = convert(TRL_BASE, **{"a\nloss:\n  beta: 9\u2028x": "v\r\nrollout: 1"})
+def test_a_key_cannot_leave_its_comment(tmp_path: Path) -> None:
+    imported = convert(tmp_path, TRL_BASE | {"a\nloss:\n  beta: 9\u2028x": "v\r\nrollout: 1"})
     written = tmp_path / "mine.yaml"
     written.write_text(render(imported))
     assert load_config(written) == imported.config
@@ -213,10 +175,6 @@ def test_the_table_of_trl_has_no_more_than_the_installed_trl() -> None:
     assert not set(ALIASES) & fields
 
 
-def test_the_version_of_trls_table_is_the_installed_one() -> None:
-    assert f"trl {metadata.version('trl')}," in SYSTEMS["trl"].version
-
-
 @pytest.mark.parametrize("name", REWARDS)
 def test_trls_rewards_exist(name: str) -> None:
     assert callable(getattr(importlib.import_module("trl.rewards"), name))
@@ -231,20 +189,6 @@ def installed(name: str) -> Any:
     return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # TRL's own default
-def test_a_configuration_that_trl_itself_wrote(tmp_path: Path) -> None:
-    import trl
-
-    path = tmp_path / "settings.json"
-    arguments = trl.GRPOConfig(output_dir="out", use_cpu=True, bf16=False, num_generations=4, beta=0.04, max_steps=5)
-    path.write_text(arguments.to_json_string())
-    imported = import_config(path)
-    assert imported.listed("unknown") == ()
-    assert values(imported)["rollout.num_prompts_per_step"] == 2
-    assert values(imported)["model.dtype"] == "float32"
-    assert [entry.key for entry in imported.entries if entry.differs] == []
-
-
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_a_configuration_with_vllm_that_trl_itself_wrote(tmp_path: Path, mode: str) -> None:
@@ -254,6 +198,7 @@ def test_a_configuration_with_vllm_that_trl_itself_wrote(tmp_path: Path, mode: s
     settings = {"num_generations": 4, "max_steps": 5, "use_vllm": True, "vllm_mode": mode, "vllm_max_model_length": 1024}
     path.write_text(trl.GRPOConfig(output_dir="out", use_cpu=True, bf16=False, **settings).to_json_string())
     imported = import_config(path)
+    assert imported.listed("unknown") == ()
     assert [entry.key for entry in imported.entries if entry.differs] == []
     assert imported.config.rollout.engine == "vllm"
     assert imported.config.rollout.vllm.url is None
@@ -308,8 +253,8 @@ def test_a_key_is_in_one_list_of_a_table_and_its_default_is_of_the_type_that_is_
         ({"top_k": -1}, {"rollout.top_k": None}),
     ],
 )
-def test_values_of_trl(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = values(convert(TRL_BASE, **settings))
+def test_values_of_trl(tmp_path: Path, settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = values(from_settings(tmp_path, TRL_BASE | settings))
     assert {key: found[key] for key in expected} == expected
 
 
@@ -355,8 +300,8 @@ def test_values_of_trl(convert: Convert, settings: dict[str, Any], expected: dic
         ),
     ],
 )
-def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = values(convert(ROLL_BASE, **settings))
+def test_values_of_roll(tmp_path: Path, settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = values(from_settings(tmp_path, ROLL_BASE | settings))
     assert {key: found[key] for key in expected} == expected
 
 
@@ -404,6 +349,7 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
             "no_counterpart",
             True,
         ),
+        (TRL_BASE, {"image_folders": "a", "reward_model_name_or_path": "b"}, "reward_model_name_or_path", "dead", False),
         (ROLL_BASE, on_roll("sglang"), f"{ROLL_INFER}.strategy_name", "no_counterpart", True),
         (ROLL_BASE, on_roll("vllm", dtype="half"), f"{ROLL_INFER}.strategy_config.dtype", "dead", False),
         (ROLL_BASE, on_roll("vllm", max_model_len=1), f"{ROLL_INFER}.strategy_config.max_model_len", "no_counterpart", False),
@@ -419,36 +365,27 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
     ],
 )
 def test_what_differs_is_marked(
-    convert: Convert, base: dict[str, Any], settings: dict[str, Any], key: str, fate: str, differs: bool
+    tmp_path: Path, base: dict[str, Any], settings: dict[str, Any], key: str, fate: str, differs: bool
 ) -> None:
-    (entry,) = [entry for entry in convert(base, **settings).entries if entry.key == key]
+    entry = next(entry for entry in from_settings(tmp_path, base | settings).entries if entry.key == key)
     assert (entry.fate, entry.differs) == (fate, differs)
     assert entry.remark
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-@pytest.mark.parametrize("is_corrected", [True, False])
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}, {"top_k": 5}])
-def test_no_setting_of_vllm_is_left_to_be_refused(
-    convert: Convert, mode: str, is_corrected: bool, sampling: dict[str, Any]
-) -> None:
-    given = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_correction": is_corrected}
-    imported = convert(TRL_BASE, use_vllm=True, **given, **sampling)
-    assert [entry.key for entry in imported.entries if "refused here, left" in entry.remark] == []
-    assert imported.config.rollout.engine == ("embedded" if sampling else "vllm")
-    assert imported.config.loss.sampler_correction == (mode.partition("_")[2] if is_corrected else "none")
-
-
-def test_references_within_a_file_are_resolved(convert: Convert) -> None:
-    imported = convert(
-        ROLL_BASE, root="models", pretrain="${root}/x", actor_train={"training_args": {"warmup_steps": "${seed}"}}, seed=3
-    )
+def test_references_within_a_file_are_resolved(tmp_path: Path) -> None:
+    given = {
+        "root": "models",
+        "pretrain": "${root}/x",
+        "actor_train": {"training_args": {"warmup_steps": "${seed}"}},
+        "seed": 3,
+    }
+    imported = convert(tmp_path, ROLL_BASE | given)
     assert values(imported)["model.source"] == "models/x"
     assert values(imported)["optimizer.warmup_steps"] == 3
 
 
-def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
-    imported = convert({key: value for key, value in ROLL_BASE.items() if key != "adv_estimator"})
+def test_an_absent_estimator_is_rolls_default(tmp_path: Path) -> None:
+    imported = convert(tmp_path, {key: value for key, value in ROLL_BASE.items() if key != "adv_estimator"})
     assert remark(imported, "adv_estimator").startswith("no_counterpart: no gae here")
 
 
@@ -483,13 +420,6 @@ def test_bad_input_names_the_file_and_what_to_do(tmp_path: Path, name: str, text
         import_config(path)
     assert str(caught.value).startswith(f"config {path}: ")
     assert said in str(caught.value)
-
-
-def test_a_missing_file_and_a_wrong_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        import_config(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="'verl' is none of trl, open-r1, roll, vlm-r1"):
-        import_config(BY_NAME["trl_minimal.yaml"], "verl")
 
 
 def test_the_format_can_be_told(tmp_path: Path) -> None:
@@ -536,18 +466,20 @@ def test_importing_loads_neither_torch_nor_trl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "devices"),
+    ("mapping", "minibatches"),
     [
-        ([0, 1, 2], 3),
-        ("list(range(8))", 8),
-        ("list(range(2, 8)) + [0]", 7),
-        ("[0, 1,]", 2),
-        ("list(range(4, 2))", 0),
-        ("range(8)", None),
-        ("[0, 1", None),
-        ("list(range(2)) + x", None),
-        (None, None),
+        ([0, 1], 4),
+        ("list(range(8))", 1),
+        ("list(range(2, 4)) + [0, 1]", 2),
+        ("[0, 1,]", 4),
+        ("list(range(4, 2))", 8),
+        ("range(8)", 8),
+        ("[0, 1", 8),
+        ("list(range(2)) + x", 8),
     ],
 )
-def test_devices_are_counted_in_the_usual_forms_and_not_guessed_in_others(mapping: Any, devices: int | None) -> None:
-    assert count_devices(mapping) == devices
+def test_devices_are_counted_in_the_usual_forms_and_not_guessed_in_others(
+    mapping: Any, minibatches: int, tmp_path: Path
+) -> None:
+    imported = convert(tmp_path, ROLL_BASE | {"actor_train": {"device_mapping": mapping}})
+    assert imported.config.loss.minibatches == minibatches

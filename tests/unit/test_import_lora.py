@@ -6,12 +6,12 @@ from typing import Any
 
 import peft
 import pytest
-import yaml
 
 from benchmarks.random_models import TINY
-from grpo_core.interop.conversion import Entry, Imported, import_config
+from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.report import render
+from tests.support.imports import convert, entry_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
 TRL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 100, "lora_dropout": 0.0}
@@ -22,15 +22,7 @@ LORA = ("rank", "alpha", "dropout", "target_modules")
 def imported(folder: Path, system: str, settings: dict[str, Any]) -> Imported:
     """Import settings through a file; ROLL's are those of `actor_train.model_args`."""
     whole = {**ROLL, "actor_train": {"model_args": settings}} if system == "roll" else {**TRL, **settings}
-    file = folder / "settings.yaml"
-    file.write_text(yaml.safe_dump(whole))
-    return import_config(file, system)
-
-
-def entry(found: Imported, key: str) -> Entry:
-    """Return what became of a key, by the last part of its name."""
-    (one,) = (entry for entry in found.entries if entry.key.rpartition(".")[2] == key)
-    return one
+    return convert(folder, whole, system)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +160,7 @@ def test_a_translated_expression_names_the_modules_that_peft_adapts(tmp_path: Pa
 def test_what_has_no_counterpart_or_differs(
     tmp_path: Path, system: str, settings: dict[str, Any], key: str, said: str, differs: bool
 ) -> None:
-    found = entry(imported(tmp_path, system, settings), key)
+    found = entry_of(imported(tmp_path, system, settings), key)
     assert f"{found.fate}: {found.remark}".startswith(said)
     assert found.differs == differs
 
@@ -183,9 +175,7 @@ def test_without_the_switch_all_weights_are_trained(tmp_path: Path, system: str,
 
 
 def test_defaults_of_trls_adapter_are_written_and_its_dropout_is_reported(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(yaml.safe_dump({"num_generations": 4, "use_peft": True}))
-    found = import_config(file, "trl")
+    found = convert(tmp_path, {"num_generations": 4, "use_peft": True}, "trl")
     absent = {entry.key: entry for entry in found.entries if entry.is_default}
     assert absent["lora_alpha"].targets == {"model.lora.alpha": 32}
     assert absent["lora_target_modules"].targets == {"model.lora.target_modules": ["q_proj", "v_proj"]}

@@ -6,24 +6,12 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
+from grpo_core.interop.conversion import import_config
 from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.shell import MAX_CHARACTERS
+from tests.support.imports import convert, entry_of
 
 START = "python train.py --num_generations 4 --per_device_train_batch_size 8 --max_steps 100"
-
-
-def convert(folder: Path, text: str, **options: Any) -> Imported:
-    """Import a script through a file."""
-    path = folder / "run.sh"
-    path.write_text(text)
-    return import_config(path, **options)
-
-
-def value_of(imported: Imported, key: str) -> Any:
-    """Return what the script gives a key, as the report has it."""
-    (found,) = [entry for entry in imported.entries if entry.key == key]
-    return found.value
 
 
 @pytest.mark.parametrize(
@@ -58,7 +46,7 @@ def value_of(imported: Imported, key: str) -> Any:
 )
 def test_words_are_expanded_as_in_a_shell(tmp_path: Path, before: str, argument: str, expected: Any) -> None:
     imported = convert(tmp_path, f"{before}\n{START} \\\n    {argument}\n")
-    assert value_of(imported, "reward_funcs" if "reward_funcs" in argument else "run_name") == expected
+    assert entry_of(imported, "reward_funcs" if "reward_funcs" in argument else "run_name").value == expected
 
 
 @pytest.mark.parametrize(
@@ -82,7 +70,7 @@ def test_words_are_expanded_as_in_a_shell(tmp_path: Path, before: str, argument:
 )
 def test_what_only_a_shell_would_know_is_listed(tmp_path: Path, before: str, argument: str, unread: str) -> None:
     imported = convert(tmp_path, f"{before}\n{START} --run_name {argument} --seed 3\n")
-    (entry,) = [entry for entry in imported.entries if entry.key == "run_name"]
+    entry = entry_of(imported, "run_name")
     assert (entry.fate, entry.differs) == ("no_counterpart", True)
     assert entry.remark.startswith("only a shell knows ")
     assert imported.config.training.seed == 3
@@ -94,7 +82,7 @@ def test_arguments_that_are_not_known_are_an_entry_of_their_own(tmp_path: Path) 
     command = START.replace("train.py", 'train.py "${ARGS[@]}"')
     text = f"ARGS=(--seed 3)\nif true; then ARGS+=(--seed 4); fi\n{command}\n"
     imported = convert(tmp_path, text)
-    assert str(value_of(imported, "$ARGS")) == "$ARGS"
+    assert str(entry_of(imported, "$ARGS").value) == "$ARGS"
     assert imported.config.training.seed == 42
 
 
@@ -181,7 +169,7 @@ def test_the_file_of_config_is_read_beside_the_script_and_arguments_override_it(
     (folder / "recipe.yaml").write_text("num_generations: 4\nper_device_train_batch_size: 8\nseed: 1\nmax_steps: 5\n")
     imported = convert(folder, "python grpo.py --config recipes/recipe.yaml --seed 2\n")
     assert (imported.config.rollout.group_size, imported.config.training.seed) == (4, 2)
-    assert value_of(imported, "config") == "recipes/recipe.yaml"
+    assert entry_of(imported, "config").value == "recipes/recipe.yaml"
     (tmp_path / "outside.yaml").write_text("seed: 9\n")
     for named in ("../outside.yaml", str(tmp_path / "outside.yaml"), "absent.yaml"):
         with pytest.raises(ConfigError, match=r"takes its settings from .* is not beside the script; put it there"):
@@ -214,9 +202,5 @@ def test_what_is_no_script_or_too_much_of_one_is_refused(tmp_path: Path, text: s
 
 
 def test_a_file_without_a_suffix_is_a_script_by_its_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.write_text(f"#!/usr/bin/env bash\n{START}\n")
-    assert import_config(path).config.rollout.group_size == 4
-    (tmp_path / "a.yaml").write_text("num_generations: 4\n")
-    with pytest.raises(ConfigError, match="command: 1 chooses among the commands of a shell script"):
-        import_config(tmp_path / "a.yaml", command=1)
+    (tmp_path / "run").write_text(f"#!/usr/bin/env bash\n{START}\n")
+    assert import_config(tmp_path / "run").config.rollout.group_size == 4

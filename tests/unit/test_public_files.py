@@ -10,8 +10,7 @@ import pytest
 
 from grpo_core.config import check_consistency, load_config
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
-from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop.conversion import SYSTEMS, Imported, import_config
 from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.report import render
 from tests.public_files import label, public_files, write_file

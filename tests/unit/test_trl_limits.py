@@ -72,11 +72,6 @@ def test_what_both_can_do_is_not_refused(overrides: dict[str, Any]) -> None:
     assert on_trl(overrides).training.engine == "trl"
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if load_config(name).model.lora is None])
-def test_every_preset_of_all_weights_runs_on_trl_too(name: str) -> None:
-    assert load_config(name, {"training.engine": "trl"}).training.engine == "trl"
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

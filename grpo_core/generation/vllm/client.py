@@ -13,7 +13,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
-from grpo_core.config.vllm_limits import SERVER_VARIABLE, is_on_this_machine
+from grpo_core.config.limits import SERVER_VARIABLE, is_on_this_machine
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
 from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
 from grpo_core.generation.vllm.waiting import reported

@@ -1,0 +1,78 @@
+"""Every configuration key with its default, its range and its meaning, as tables: `docs/keys.md` is written from here."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from grpo_core.config.schema import RunConfig
+from grpo_core.text import markdown_table
+
+ALGORITHM = ("rollout", "advantage", "filtering", "loss", "reference", "probe", "optimizer")
+"""Sections that the page about the algorithm lists."""
+HEAD = ("Key", "Default", "Values", "Meaning")
+PAGE = """# Every configuration key
+
+Written from the field docstrings by `GRPO_WRITE_DOCS=1 pytest tests/contracts/test_docs.py`; edit `grpo_core/config/`, not this
+page. A file states only what differs from the defaults; `grpo train quickstart loss.beta=0` changes one key. What contradicts
+another key, or does nothing, `grpo check` says.
+"""
+WORDS = {"integer": "whole number", "boolean": "`true`, `false`", "object": "section", "string": "text"}
+SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_SCHEMA: dict[str, Any] = RunConfig.model_json_schema()
+
+
+def render_keys() -> str:
+    """Return the page: a table for each section."""
+    parts = [PAGE]
+    for section, field in _SCHEMA["properties"].items():
+        about = field.get("description") or _sections(field)[0][0].get("description")
+        parts.append(f"## {section}\n\n{about}\n\n{markdown_table(HEAD, map(_row, _fields(section, field)))}\n")
+    return "\n".join(parts)
+
+
+def algorithm_fields() -> dict[str, dict[str, Any]]:
+    """Return {key path: its JSON schema} of every key of the algorithm, in the order of the schema."""
+    fields = (field for section in ALGORITHM for field in _fields(section, _SCHEMA["properties"][section]))
+    return {key: field for key, field in fields if not key.startswith("rollout.vllm.")}  # of a server, not of the algorithm
+
+
+def render_options() -> str:
+    """Return the table of the algorithm's keys."""
+    return markdown_table(HEAD, map(_row, algorithm_fields().items()))
+
+
+def _fields(prefix: str, field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (key path, schema) of what lies below a section, or below each item of a list of sections."""
+    for section, below in _sections(field):
+        for name, inner in section["properties"].items():
+            if "description" in inner:
+                yield f"{prefix}{below}{name}", inner
+            yield from _fields(f"{prefix}{below}{name}", inner)
+
+
+def _sections(field: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return (schema of a section, what stands between its key and those below) of a field that holds sections."""
+    places = [(field, "."), *((part, ".") for part in field.get("anyOf", ())), (field.get("items", {}), ".0.")]
+    found = [(_SCHEMA["$defs"][part["$ref"].rpartition("/")[2]], below) for part, below in places if "$ref" in part]
+    return [(section, below) for section, below in found if "properties" in section]
+
+
+def _row(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
+    key, field = item
+    default = field.get("default", "(required)")
+    if isinstance(default, list) and default and isinstance(default[0], dict):  # the monitor's rules
+        default = ", ".join(rule["kind"] for rule in default)
+    text = {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
+    return f"`{key}`", f"`{text}`", _values(field), str(field["description"])
+
+
+def _values(field: dict[str, Any]) -> str:
+    """Return the range of a key in words: its choices, or its type with its bounds."""
+    if "anyOf" in field:
+        return " or ".join(map(_values, field["anyOf"]))
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_values(field.get('items') or field['prefixItems'][0])}"
+    given = {sign: field[name] for name, sign in SIGNS.items() if name in field}
+    bounds = [f"{sign} {int(value) if value == int(value) else value}" for sign, value in given.items()]
+    return " ".join([WORDS.get(field.get("type", "object"), field.get("type", "")), *bounds])

@@ -1,0 +1,181 @@
+"""What an engine or an adapter cannot do: each refused with its key, its value and the reason. Knows neither trl nor vllm.
+
+Facts of TRL: 1.16, `GRPOTrainer` and `GRPOConfig`. What it can do, and by which names, is `interop/trl_export.py`.
+"""
+
+import contextlib
+from operator import attrgetter
+from urllib.parse import urlsplit
+
+from grpo_core.config.derived import is_changed, reference_moves, sampler_treatment
+from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.repeatability import repeatability
+from grpo_core.config.schedule import most_syncs
+from grpo_core.config.schema import RunConfig, VllmConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SERVER_VARIABLE = "GRPO_VLLM_URL"
+"""The one server that deployments may name in `rollout.vllm.url` (`tasks/rails.py`), and the only one that may be a container
+beside the trainer's: whoever sets it knows that both mount the memory through which weights are handed over."""
+
+
+def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
+    """Return the findings about rollouts from a vLLM server."""
+    rollout, server, is_bf16 = config.rollout, config.rollout.vllm, config.model.dtype == "bfloat16"
+    changed = [key for key in VllmConfig.model_fields if is_changed(server, key)]
+    if rollout.engine != "vllm":
+        return tuple(error_if(True, f"rollout.vllm.{key}: has no effect with rollout.engine embedded") for key in changed)
+    return (
+        error_if(
+            rollout.top_p < 1 or rollout.top_k is not None,
+            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: with rollout.engine vllm the tokens' "
+            "log-probabilities would be those of the restricted policy; set them to 1 and null",
+        ),
+        error_if(
+            server.url is not None and not is_on_this_machine(server.url) and bool({".", ":"} & set(_host(server.url) or ".")),
+            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}) nor a container's name; "
+            "the weights are handed over as a file",
+        ),
+        *(
+            error_if(server.url is not None and key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.url")
+            for key in ("python", "kv_cache_gib")  # of a server that the run starts itself
+        ),
+        *(
+            error_if(key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.mode {server.mode}")
+            for key in (("python", "url") if server.mode == "colocate" else ("sleep",))
+        ),
+        error_if(
+            server.sleep and config.training.device == "cpu",
+            "rollout.vllm.sleep: true needs a GPU and contradicts training.device cpu; set it to false",
+        ),
+        warning_if(
+            not repeatability(config).is_exact,
+            f"rollout.engine: vllm with model.dtype {config.model.dtype}, loss.sampler_correction {sampler_treatment(config)}: "
+            "a run repeats in its statistics alone; in float32 without the correction it repeats token by token",
+        ),
+        warning_if(
+            is_bf16 and config.loss.sampler_correction == "none",
+            "loss.sampler_correction: none, although in bfloat16 the server's log-probabilities differ from the trainer's; "
+            "null weights them",
+        ),
+    )
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Return whether a server's address is a loopback one."""
+    return _host(url) in LOOPBACK
+
+
+def _host(url: str) -> str | None:
+    """Return the host; a bare name is that of a container, and `connect` asks whether it is the one allowed."""
+    with contextlib.suppress(ValueError):  # half a bracket, for example
+        return urlsplit(url).hostname
+    return None
+
+
+_DEFAULTS = RunConfig()
+NO_OPTION = "it has no such option"
+FIXED = {
+    "advantage.baseline": "its baseline is the group's mean",
+    "advantage.advantage_eps": f"it always adds {_DEFAULTS.advantage.advantage_eps:g}",
+    "advantage.reward_norm": NO_OPTION,
+    "advantage.reward_clip": NO_OPTION,
+    "advantage.whiten_advantages": NO_OPTION,
+    "advantage.advantage_clip": NO_OPTION,
+    "filtering.drop_zero_variance_groups": NO_OPTION,
+    "filtering.overlong_buffer_tokens": NO_OPTION,
+    "loss.sampler_correction": "its own needs vLLM",
+    "reference.offload": "its reference stays on the device",
+    "rollout.engine": "the weights that it trains are not handed to a server here",
+    "training.gradient_checkpointing": "its switch puts the model into training mode, with dropout",
+    "training.max_tokens": "it counts steps alone",
+}
+"""Keys that have to stay at their defaults, or none, and why."""
+FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL term is k3 in the loss")
+"""The same, where loss.beta is above 0."""
+
+
+def trl_limits(config: RunConfig) -> list[Finding]:
+    """Return a refusal for each setting that TRL's GRPOTrainer has no counterpart of."""
+    fixed = FIXED | (FIXED_KL if config.loss.beta else {})
+    values = {key: attrgetter(key)(config) for key in fixed}
+    alone = [(value not in (attrgetter(key)(_DEFAULTS), "none"), key, value, fixed[key]) for key, value in values.items()]
+    return [
+        error_if(
+            bool(holds) and config.training.engine == "trl",
+            f"{key}: {value} is not possible with training.engine trl: {reason}; use the native engine",
+        )
+        for holds, key, value, reason in (*alone, *_together(config))
+    ]
+
+
+def _together(config: RunConfig) -> tuple[tuple[object, str, object, str], ...]:
+    """Return (whether it holds, key, value, reason) of what depends on more than one key, or is out of TRL's range."""
+    loss, rollout, sync_steps, lora = config.loss, config.rollout, config.reference.sync_steps, config.model.lora
+    rows = rollout.num_prompts_per_step * rollout.group_size
+    is_masked, kl_is_corrected = config.filtering.mask_truncated_completions, loss.beta and loss.kl_correction == "importance"
+    return (
+        (lora is not None, "model.lora", f"rank {lora.rank}" if lora else None,
+         "the adapter's reference is kept by the native engine"),
+        (is_masked and loss.aggregation != "token-mean", "filtering.mask_truncated_completions", True,
+         f"under {loss.aggregation} it leaves masked completions in the denominator"),
+        (kl_is_corrected and loss.ratio == "sequence", "loss.kl_correction", "importance",
+         "with loss.ratio sequence it weights each token's KL by the sequence's ratio"),
+        (loss.clip_eps is None, "loss.clip_eps", None, "it always clips"),
+        (sync_steps is not None and not loss.beta, "reference.sync_steps", sync_steps, "with loss.beta 0 it has no reference"),
+        (rollout.group_size < 2, "rollout.group_size", rollout.group_size, "it needs at least 2 completions of a prompt"),
+        (rows % loss.minibatches, "loss.minibatches", loss.minibatches,
+         f"it cuts the {rows} completions of a step into equal parts"),
+    )  # fmt: skip
+
+
+LEAST_RATE = 1e-5
+SCALES = 1e-3, 1e3
+"""Beyond these an adapter adds next to nothing, or so much that one update is the end of the policy."""
+
+
+def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
+    """Return the findings about an adapter."""
+    lora, mixup = config.model.lora, config.reference.mixup_alpha
+    if lora is None:
+        return ()
+    most, moves, syncs = lora.reference_rank, reference_moves(config), most_syncs(config)
+    largest = lora.rank if mixup == 1 else lora.rank * (syncs + 1)
+    return (
+        error_if(
+            most is not None and most < lora.rank,
+            f"model.lora.reference_rank: {most} is below model.lora.rank {lora.rank}: an average needs at least the policy's "
+            f"rank; raise it to {lora.rank} or more, or leave it out",
+        ),
+        error_if(
+            most is not None and not moves,
+            f"model.lora.reference_rank: {most} has no effect while the reference stays the initial policy; set "
+            "reference.sync_steps, or leave it out",
+        ),
+        error_if(
+            config.reference.offload,
+            "reference.offload: true has no effect with model.lora: reference and initial policy share the policy's base; "
+            "leave it out",
+        ),
+        warning_if(
+            most is not None and moves and most >= largest,
+            f"model.lora.reference_rank: {most} is never reached: with reference.mixup_alpha {mixup:g} and {syncs} syncs a "
+            f"reference has at most rank {largest}",
+        ),
+        warning_if(
+            not SCALES[0] <= lora.scale <= SCALES[1],
+            f"model.lora.alpha: {lora.alpha} is a scale of {lora.scale:g} (alpha / rank), where 1 or 2 is usual; leave it "
+            "out for 2",
+        ),
+        warning_if(
+            config.rollout.engine == "vllm" and config.model.dtype == "bfloat16",
+            "rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded: where the adapter adds less than "
+            "half of a weight's last place, nothing is left of it; with model.dtype float32 or the embedded sampler it is kept "
+            "(docs/adapters.md)",
+        ),
+        warning_if(
+            config.optimizer.lr < LEAST_RATE,
+            f"optimizer.lr: {config.optimizer.lr:g} is low for model.lora: an adapter usually needs at least 10 times the rate "
+            "with which all weights are trained (Schulman et al. 2025, LoRA Without Regret)",
+        ),
+    )
