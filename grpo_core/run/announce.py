@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.generation.vllm.memory import server_bytes
+from grpo_core.generation.vllm.launch import server_bytes
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints, step_of

