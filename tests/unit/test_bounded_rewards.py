@@ -18,9 +18,9 @@ from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
 from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.machine.process_id import identify, is_running
-from grpo_core.rewards import workers
+from grpo_core.rewards import bounded as bounded_module
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
-from grpo_core.rewards.bounded import Verdicts
+from grpo_core.rewards.bounded import UnjudgedError, Verdicts, Workers
 from grpo_core.run.child import last_words
 from grpo_core.types import Prompt
 
@@ -330,23 +330,24 @@ def run_script(text: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MODULE", "tests.hostile_worker")
-    pool = workers.Workers()
-    kinds = ["allocates", "nests", "dies", "spins", "holds", "raises", "prints"]
-    replies = pool.judge([(kind,) for kind in kinds], 0.3, 0.3)
-    assert [reply.kind for reply in replies] == ["over", "over", "over", "over", "over", "error", "value"]
-    assert replies[-1].content == 0.5
-    monkeypatch.setattr(workers, "LEAST_WALL_SECONDS", 1.0)
-    assert pool.judge([("sleeps",)], 0.3, 0.01)[0].kind == "asleep"
-    assert pool.judge([("prints",)], 0.3, 0.3)[0].kind == "value"  # by new processes
-    pool.close()
+    monkeypatch.setattr(bounded_module, "MODULE", "tests.hostile_worker")
+    with contextlib.closing(Workers()) as pool:
+        kinds = ["allocates", "nests", "dies", "spins", "holds", "prints"]
+        assert pool.judge({kind: (kind,) for kind in kinds}, 0.3, 0.3) == {"prints": 0.5}
+        with pytest.raises(UnjudgedError, match="ZeroDivisionError") as caught:
+            pool.judge({"a": ("prints",), "b": ("raises",)}, 0.3, 0.3)
+        assert caught.value.row == "b"
+        monkeypatch.setattr(bounded_module, "LEAST_WALL_SECONDS", 1.0)
+        with pytest.raises(UnjudgedError, match="no verdict after 1 s of the clock"):
+            pool.judge({"a": ("sleeps",)}, 0.3, 0.01)
+        assert pool.judge({"a": ("prints",)}, 0.3, 0.3) == {"a": 0.5}  # by new processes
 
 
 HANGS = f"""
-from grpo_core.rewards.workers import WORKERS
+from grpo_core.rewards.bounded import WORKERS
 WORKERS.start(["format"])
 print(*(worker.process.pid for worker in WORKERS._workers), flush=True)
-WORKERS.judge([("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)], 600, 600)
+WORKERS.judge({{str(number): ("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)}}, 600, 600)
 """
 
 

@@ -14,8 +14,7 @@ from grpo_core.errors import ConfigError, RewardError
 from grpo_core.metrics import check_registered
 from grpo_core.rewards.base import Reward, load_rewards, reward_notes, score
 from grpo_core.rewards.dry_run import CONSTANTS
-from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
-from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
+from grpo_core.rewards.simple import MAX_CHARACTERS, exact_answer, format_reward, length_reward, math_answer
 from grpo_core.types import Prompt
 
 CHAT = ({"role": "user", "content": "3 + 4 ="},)
