@@ -1,4 +1,4 @@
-"""What a reward function is given: the same values of the same types in rehearsal, training, evaluation and resume."""
+"""What a reward function is given: the same values of the same types in rehearsal and training."""
 
 from typing import Any
 
@@ -7,16 +7,15 @@ import pyarrow.parquet
 import pytest
 
 from grpo_core.data.sources import first_rows
-from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.journal import Journal
-from grpo_core.training.session import FRESH, Session, open_session
+from grpo_core.training.session import FRESH, open_session
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 
 pytestmark = pytest.mark.proof
 
-STEPS = 50
+STEPS = 10
 GIVEN: list[tuple[str, str]] = []
 """Question, and everything else that a function got of its row."""
 
@@ -44,18 +43,7 @@ def strikes(prompts: Any, completions: Any, nums: Any, marks: Any, **columns: An
     return values
 
 
-def opened(run_dir: Any) -> Session:
-    return open_session(run_dir, Journal(run_dir.journal_file), StopRequest(run_dir.stop_file, None))
-
-
-def closed(session: Session) -> None:
-    session.close()
-    session.journal.close()
-
-
-def test_rehearsal_training_evaluation_and_resume_give_the_same_to_a_function_that_changes_it(
-    tiny_run: Any, tmp_path: Any
-) -> None:
+def test_rehearsal_and_training_give_the_same_to_a_function_that_changes_it(tiny_run: Any, tmp_path: Any) -> None:
     count = 12
     table = {
         "question": [f"{number} + 1 =" for number in range(count)],
@@ -68,34 +56,18 @@ def test_rehearsal_training_evaluation_and_resume_give_the_same_to_a_function_th
     keys = {"data.source": f"file:{tmp_path / 'rows.parquet'}", "data.task_args": {}, "data.size": None}
     reward = {"fn": f"{__name__}:strikes", "args": {"marks": [1]}}
     run_dir = tiny_run({**keys, "data.eval_fraction": 0.5, "rewards": [reward], "evaluation.every_steps": None})
-    config, phases = run_dir.read_config(), []
+    config = run_dir.read_config()
     GIVEN.clear()
-
-    def phase() -> None:
-        phases.append(sorted(set(GIVEN)))
-        GIVEN.clear()
-
-    dry_run(0, config, untokenized(first_rows(config.data, count), config))
-    phase()
-    session, state = opened(run_dir), FRESH
+    assert not list(dry_run(0, config, untokenized(first_rows(config.data, count), config)))
+    rehearsed = sorted(set(GIVEN))
+    GIVEN.clear()
+    session, state = open_session(run_dir, Journal(run_dir.journal_file), StopRequest(run_dir.stop_file, None)), FRESH
     for _ in range(STEPS):
         state = run_step(session, state).state
-    phase()
-    result = session.evaluator.evaluate(session.eval_prompts, samples=2)
-    assert {type(completion.answer) for completion in result.completions} == {str}  # of a table
-    phase()
-    session.begin_checkpoint(state)
-    closed(session)
-    session = opened(run_dir)
-    assert session.restore().step == STEPS == int(list_checkpoints(run_dir.checkpoints)[-1].name.rpartition("_")[2])
-    for _ in range(2):
-        state = run_step(session, state).state
-    phase()
-    closed(session)
-
-    rehearsed, trained, evaluated, resumed = (dict(found) for found in phases)
-    assert [len(found) for found in phases] == [count, count // 2, count // 2, count // 2]  # one value for each row
-    assert {**trained, **evaluated} == rehearsed
-    assert resumed == trained
-    assert "[('int', 3), ('NoneType', None), ('int', 7)], {" in rehearsed["3 + 1 ="]
-    assert "'level': ('int', 3)" in rehearsed["3 + 1 ="]
+    trained = sorted(set(GIVEN))
+    session.close()
+    session.journal.close()
+    assert (len(rehearsed), len(trained)) == (count, count // 2)  # one value for each row
+    assert set(trained) < set(rehearsed)
+    assert "[('int', 3), ('NoneType', None), ('int', 7)], {" in dict(rehearsed)["3 + 1 ="]
+    assert "'level': ('int', 3)" in dict(rehearsed)["3 + 1 ="]

@@ -81,12 +81,6 @@ def test_the_format_of_open_r1_is_its_own_pattern(convert: Convert) -> None:
     assert format_reward([""] * len(texts), texts, **args) == theirs
 
 
-def test_the_code_format_has_the_language(convert: Convert) -> None:
-    args = convert("open-r1", reward_funcs=["code_format"], code_language="cpp").values["rewards"][0]["args"]
-    text = "<think>\na\n</think>\n<answer>\n```cpp\nb\n```\n</answer>"
-    assert format_reward(["", ""], [text, text.replace("cpp", "python")], **args) == [1.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("settings", "differs"),
     [

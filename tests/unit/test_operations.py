@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_core.generation import torch_sampler
@@ -86,30 +85,3 @@ def test_completions_are_the_same_however_often_ended_rows_are_looked_at(monkeyp
         assert torch.equal(found.completion_ids, expected.completion_ids)
         assert torch.equal(found.completion_mask, expected.completion_mask)
         torch.testing.assert_close(found.sampling_per_token_logps, expected.sampling_per_token_logps, rtol=0, atol=1e-5)
-
-
-class Cache:
-    """Stands for a layer's cache: slices of a fake tensor cannot be written."""
-
-    def update(self, keys, values):
-        assert (keys.device.type, values.device.type) == ("cuda", "cuda")
-        return tuple(torch.empty(4, 4, 6, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_layer_on_a_gpu_meets_no_tensor_of_another_device(family):
-    """A tensor that is made on the CPU would raise here, and a copy between devices would be counted."""
-    with torch.device("meta"):
-        chosen = model(family, 1)
-    with FakeTensorMode(), torch.no_grad():
-        for module in chosen.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    module._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device="cuda"))
-        (layer,) = LeanDecoding.of(chosen, torch.bfloat16, packed=False).layers
-        x, angles = torch.empty(4, 256, device="cuda"), torch.empty(4, 1, 32, device="cuda")
-        with CountedOperations() as counted:
-            layer.run(x, (angles, angles), Cache(), None)
-        assert x.device.type == "cuda"
-    assert counted.waits == 0
-    assert counted.operations["mm"] + counted.operations["addmm"] == 4

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from safetensors.torch import load_file
 from tenacity import wait_none
 
 from grpo_core.config import load_config
-from grpo_core.config.code import code_in
 from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError, TrainingError
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
@@ -218,25 +216,6 @@ def test_an_answer_that_is_none_is_refused(server: Any, answer: Any) -> None:
             ask()
 
 
-def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(client_module, "REPORT_SECONDS", 0.01)
-    caplog.set_level("INFO")
-    with client_module.reported(lambda: "3 of 8 completions"):
-        time.sleep(0.2)
-    said = len(caplog.messages)
-    assert said > 1
-    assert caplog.messages[0] == "3 of 8 completions, 0 s so far"
-    time.sleep(0.05)
-    assert len(caplog.messages) == said
-
-
-def test_a_server_that_is_not_there_is_gone() -> None:
-    client = VllmClient("http://127.0.0.1:9", None, 1)
-    assert not client.is_ready()
-    with pytest.raises(ServerGoneError, match="no answer"):
-        client.weight_version()
-
-
 def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: Any) -> None:
     client, handler = server
     handler.script["/reset_prefix_cache"] = [(200, {"success": True})]
@@ -326,12 +305,6 @@ def test_only_who_has_the_key_gets_through(plugin: Any, kind: str, headers: Any,
     assert passes or sent[0] in (401, 1008)
 
 
-def test_a_guard_without_a_key_does_not_start(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRPO_VLLM_KEY")
-    with pytest.raises(KeyError):
-        plugin.RequireKey(None)
-
-
 VLLM = {"rollout.engine": "vllm", "model.dtype": "float32"}
 COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
 
@@ -355,11 +328,6 @@ COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
 def test_settings_that_contradict_the_server_are_refused(overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         load_config("quickstart", overrides)
-
-
-def test_the_interpreter_of_a_server_is_code_that_a_deployment_may_not_name() -> None:
-    config = load_config("quickstart", {**VLLM, "rollout.vllm.python": "/usr/bin/python3"})
-    assert [str(code) for code in code_in(config)] == ["rollout.vllm.python: /usr/bin/python3"]
 
 
 def test_a_server_is_not_given_the_passwords_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

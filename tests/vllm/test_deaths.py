@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ import torch
 
 from grpo_core.errors import ServerGoneError
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.generation.vllm import server as server_module
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
@@ -130,15 +128,3 @@ def test_a_server_of_somebody_else_that_dies_ends_the_call_in_bounded_time(
     with pytest.raises(ServerGoneError, match="no answer"):
         sampler.sample(PROMPTS[:1], SETTINGS, KEY)
     assert time.monotonic() - began < 60
-
-
-def test_a_port_that_somebody_took_meanwhile_is_another_try(
-    server: VllmServer, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = server_module._free_port
-    with socket.create_server(("127.0.0.1", 0)) as theirs:
-        ports = [theirs.getsockname()[1]]
-        monkeypatch.setattr(server_module, "_free_port", lambda: ports.pop() if ports else free())
-        drawn = sampler_of(server, policy, tmp_path).sample(PROMPTS[:2], SETTINGS, KEY)
-    assert drawn.figures["sampler/probe/difference"] < 1e-4
-    assert "Address already in use" in (tmp_path / "vllm.log").read_text()
