@@ -10,7 +10,6 @@ gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in i
 """
 
 import importlib
-import json
 import logging
 import math
 import sys
@@ -29,7 +28,7 @@ from grpo_core.rewards.bounded import (
     WORKERS,
     BoundedReward,
     Judgement,
-    UnjudgedError,
+    RowError,
     Verdicts,
     batch_digest,
     judge_batch,
@@ -184,17 +183,9 @@ def call(
         else:
             values, judgement = _called(reward, by_row), None
         return _checked(reward, values, len(texts)), judgement
-    except _RowError as error:
+    except RowError as error:
         sample = f"sample {error.row}: prompt {prompts[error.row].text[-200:]!r}, completion {texts[error.row][:200]!r}"
         raise RewardError(f"reward {reward.fn} {error.fault}; {sample}{error.hint}") from error.__cause__
-
-
-class _RowError(Exception):
-    """One completion cannot be scored; whoever knows its prompt and text names them."""
-
-    def __init__(self, row: int, fault: str, hint: str = "") -> None:
-        super().__init__(fault)
-        self.row, self.fault, self.hint = row, fault, hint
 
 
 def _judged(
@@ -208,10 +199,7 @@ def _judged(
         raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}") from error
     batch = batch_digest(rows, bound)
     given = verdicts.find(reward.name, batch)
-    try:
-        values, timeouts = judge_batch(rows, function.alone, bound, given)
-    except UnjudgedError as error:
-        raise _RowError([json.dumps(row) for row in rows].index(error.row), f"failed: {error}") from error
+    values, timeouts = judge_batch(rows, function.alone, bound, given)
     if timeouts and given is None:
         numbers = few_names(sorted(timeouts), 8)
         logger.warning("reward %s: more than %g s of CPU time for the completions %s", reward.fn, bound, numbers)
@@ -230,7 +218,7 @@ def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
         culprit = _first_failing(reward, by_row)
         is_text = isinstance(by_row["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
         hint = "" if is_text else f". {MESSAGES_NOT_TEXT}"
-        raise _RowError(culprit, f"raised {type(error).__name__}: {error}", hint) from error
+        raise RowError(culprit, f"raised {type(error).__name__}: {error}", hint) from error
 
 
 def _invoke(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
@@ -261,7 +249,7 @@ def _checked(reward: Reward, values: Any, number: int) -> Scores:
     for row, value in enumerate(values):
         # A comparison, not isfinite: that overflows on an integer which no float can hold.
         if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
-            raise _RowError(row, f"returned {value!r} ({type(value).__name__}); expected a finite number or None")
+            raise RowError(row, f"returned {value!r} ({type(value).__name__}); expected a finite number or None")
     return tuple(None if value is None else float(value) for value in values)
 
 

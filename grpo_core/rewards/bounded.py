@@ -107,13 +107,13 @@ class BoundedReward:
         return judge_batch(self.rows(prompts=prompts, completions=completions, **columns), self.alone, CPU_SECONDS)[0]
 
 
-class UnjudgedError(RewardError):
-    """One row got no verdict; whoever knows its prompt and completion names them."""
+class RowError(RewardError):
+    """One completion of a batch cannot be scored; whoever knows its prompt and text names them."""
 
-    def __init__(self, row: str, fault: str) -> None:
-        """Keep which row it is, as JSON, and what came of it."""
+    def __init__(self, row: int, fault: str, hint: str = "") -> None:
+        """Keep which one it is, what is wrong, and what its author may not know."""
         super().__init__(fault)
-        self.row, self.fault = row, fault
+        self.row, self.fault, self.hint = row, fault, hint
 
 
 def batch_digest(rows: Sequence[Row], cpu_seconds: float) -> str:
@@ -139,29 +139,30 @@ def judge_batch(
         RewardError: a judge raised, a row sleeps, or a process cannot begin.
     """
     texts = [json.dumps(row) for row in rows]
-    late: dict[str, Timeout] = {texts[number]: which for number, which in (given or {}).items()}
-    unique = {text: row for text, row in zip(texts, rows, strict=True) if text not in late}
+    first = {text: number for number, text in reversed(list(enumerate(texts)))}
+    late = dict(given or {})
+    unique = {number: rows[number] for number in sorted(first.values()) if number not in late}
     if given is None:
         scores, late = _within_bound(unique, alone, cpu_seconds)
     else:
         scores = WORKERS.judge(unique, REPEATED * cpu_seconds, cpu_seconds)
         late |= dict.fromkeys(unique.keys() - scores.keys(), "completion")
     of_late = {"completion": 0.0, "gold": None}
-    timeouts = {number: late[text] for number, text in enumerate(texts) if text in late}
-    return [of_late[late[text]] if text in late else scores[text] for text in texts], timeouts
+    timeouts = {number: late[first[text]] for number, text in enumerate(texts) if first[text] in late}
+    return [of_late[late[first[text]]] if first[text] in late else scores[first[text]] for text in texts], timeouts
 
 
 def _within_bound(
-    rows: Mapping[str, Row], alone: Callable[[Row], Row | None], cpu_seconds: float
-) -> tuple[dict[str, float | None], dict[str, Timeout]]:
+    rows: Mapping[int, Row], alone: Callable[[Row], Row | None], cpu_seconds: float
+) -> tuple[dict[int, float | None], dict[int, Timeout]]:
     """Judge rows with the short bound first; return (scores, which of them exceeded the whole one)."""
     scores = WORKERS.judge(rows, min(FIRST_SECONDS, cpu_seconds), cpu_seconds)
-    golds = {text: gold for text, row in rows.items() if text not in scores and (gold := alone(row)) is not None}
-    one_of = {json.dumps(gold): text for text, gold in golds.items()}
-    distinct = {text: golds[text] for text in one_of.values()}
+    golds = {number: gold for number, row in rows.items() if number not in scores and (gold := alone(row)) is not None}
+    one_of = {json.dumps(gold): number for number, gold in golds.items()}
+    distinct = {number: golds[number] for number in one_of.values()}
     in_time = WORKERS.judge(distinct, _share(cpu_seconds, len(distinct)), cpu_seconds)
-    late: dict[str, Timeout] = {text: "gold" for text, gold in golds.items() if one_of[json.dumps(gold)] not in in_time}
-    again = {text: row for text, row in rows.items() if text not in scores and text not in late}
+    late: dict[int, Timeout] = {number: "gold" for number, gold in golds.items() if one_of[json.dumps(gold)] not in in_time}
+    again = {number: row for number, row in rows.items() if number not in scores and number not in late}
     bound = _share(cpu_seconds, len(again))
     if bound > FIRST_SECONDS:
         scores |= WORKERS.judge(again, bound, cpu_seconds)
@@ -218,8 +219,8 @@ class Workers:
         while len(self._workers) < min(number, MAX_WORKERS, len(os.sched_getaffinity(0))):
             self._workers.append(_Worker(self._judges))
 
-    def judge(self, rows: Mapping[str, Row], cpu_seconds: float, full_cpu_seconds: float) -> dict[str, float | None]:
-        """Return the scores of the rows that were judged in time, by the rows' keys.
+    def judge(self, rows: Mapping[int, Row], cpu_seconds: float, full_cpu_seconds: float) -> dict[int, float | None]:
+        """Return the scores of the rows that were judged in time, by the rows' numbers.
 
         Args:
             rows: to be judged.
@@ -238,28 +239,28 @@ class Workers:
                 self.close()
                 raise
 
-    def _judged(self, rows: Mapping[str, Row], cpu_seconds: float, wall_seconds: float) -> dict[str, float | None]:
-        scores: dict[str, float | None] = {}
-        busy: dict[Connection, tuple[_Worker, str, float]] = {}
+    def _judged(self, rows: Mapping[int, Row], cpu_seconds: float, wall_seconds: float) -> dict[int, float | None]:
+        scores: dict[int, float | None] = {}
+        busy: dict[Connection, tuple[_Worker, int, float]] = {}
         self.start((row[0] for row in rows.values()), 1 + len(rows) // ROWS_PER_WORKER)
         waiting, idle = deque(rows.items()), list(self._workers)
         while waiting or busy:
             while waiting and idle:
-                worker, (key, row) = idle.pop(), waiting.popleft()
+                worker, (number, row) = idle.pop(), waiting.popleft()
                 worker.ask(row, cpu_seconds)
-                busy[worker.connection] = worker, key, time.monotonic() + wall_seconds
+                busy[worker.connection] = worker, number, time.monotonic() + wall_seconds
             ready = wait(list(busy), 1.0)
             for connection in [one for one in busy if one in ready]:
-                worker, key, _ = busy.pop(connection)
+                worker, number, _ = busy.pop(connection)
                 reply, again = self._received(worker)
                 idle.append(again)
                 if "error" in reply:
-                    raise UnjudgedError(key, reply["error"])
+                    raise RowError(number, f"failed: {reply['error']}")
                 if "value" in reply:
-                    scores[key] = reply["value"]
-            for _, key, deadline in busy.values():
+                    scores[number] = reply["value"]
+            for _, number, deadline in busy.values():
                 if time.monotonic() > deadline:
-                    raise UnjudgedError(key, f"no verdict after {wall_seconds:.0f} s of the clock, in which it did not compute")
+                    raise RowError(number, f"gave no verdict within {wall_seconds:.0f} s of the clock: it does not compute")
         return scores
 
     def _received(self, worker: _Worker) -> tuple[dict[str, Any], _Worker]:

@@ -19,8 +19,9 @@ from grpo_core.errors import RewardError
 from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.machine.process_id import identify, is_running
 from grpo_core.rewards import bounded as bounded_module
+from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
-from grpo_core.rewards.bounded import UnjudgedError, Verdicts, Workers
+from grpo_core.rewards.bounded import RowError, Verdicts, Workers
 from grpo_core.run.child import last_words
 from grpo_core.types import Prompt
 
@@ -170,25 +171,13 @@ def hangs_when_asked(completions: list[str], **_: Any) -> list[float]:
     return spins() if "hang" in completions else [1.0]
 
 
-OVERRUN = "more than 0.05 s of CPU time"
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (spins, OVERRUN),
-        (backtracks, OVERRUN),
-        (ignores_errors, OVERRUN),
-        (catches_twice, OVERRUN),
-        (sleeps, "no result after 0.5 s of the clock"),
-    ],
-)
-def test_a_users_function_that_hangs_stops_by_name(function: Callable[..., Any], reason: str) -> None:
+@pytest.mark.parametrize("function", [spins, backtracks, ignores_errors, catches_twice])
+def test_a_users_function_that_hangs_stops_by_name(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_guard, "WALL_FACTOR", 1000)  # the machine may be busy
     with pytest.raises(RewardError) as caught:
         score([own(function, 0.05)], [prompt()] * 3, ["a", "b", "c"])
     named = f"reward {__name__}:{function.__name__}, called with 3 completions"
-    assert str(caught.value).startswith(f"{named}: {reason}")
-    assert "rewards[].cpu_seconds 0.05" in str(caught.value)
+    assert str(caught.value).startswith(f"{named}: more than 0.05 s of CPU time (rewards[].cpu_seconds 0.05)")
 
 
 def burns(seconds: list[float], **_: Any) -> list[float]:
@@ -213,6 +202,15 @@ def test_in_another_thread_the_clock_bounds_a_users_function() -> None:
         with pytest.raises(RewardError, match=r"sleeps, called with 1 completions: no result after 0.5 s of the clock"):
             threads.submit(score, [reward], [prompt()], ["a"]).result()
         assert threads.submit(score, [own(hangs_when_asked, 0.05)], [prompt()], ["a"]).result().total == (1,)
+
+
+def test_a_call_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(call_guard, "WAIT_SECONDS", 0.1)
+    with pytest.raises(RewardError):
+        score([own(sleeps, 0.05)], [prompt()], ["a"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"{call_guard.WAITING}reward {__name__}:sleeps, called with 1 completions: no result after")
+    assert said.endswith("ended after 0.5 s, or 0.05 s of CPU time\n")
 
 
 THREADS: list[int] = []
@@ -286,21 +284,21 @@ def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart(monkeypatch
     monkeypatch.setattr(bounded_module, "MODULE", "tests.hostile_worker")
     with contextlib.closing(Workers()) as pool:
         kinds = ["allocates", "nests", "dies", "spins", "holds", "prints"]
-        assert pool.judge({kind: (kind,) for kind in kinds}, 0.3, 0.3) == {"prints": 0.5}
-        with pytest.raises(UnjudgedError, match="ZeroDivisionError") as caught:
-            pool.judge({"a": ("prints",), "b": ("raises",)}, 0.3, 0.3)
-        assert caught.value.row == "b"
+        assert pool.judge({number: (kind,) for number, kind in enumerate(kinds)}, 0.3, 0.3) == {5: 0.5}
+        with pytest.raises(RowError, match="ZeroDivisionError") as caught:
+            pool.judge({0: ("prints",), 1: ("raises",)}, 0.3, 0.3)
+        assert caught.value.row == 1
         monkeypatch.setattr(bounded_module, "LEAST_WALL_SECONDS", 1.0)
-        with pytest.raises(UnjudgedError, match="no verdict after 1 s of the clock"):
-            pool.judge({"a": ("sleeps",)}, 0.3, 0.01)
-        assert pool.judge({"a": ("prints",)}, 0.3, 0.3) == {"a": 0.5}  # by new processes
+        with pytest.raises(RowError, match="no verdict within 1 s of the clock"):
+            pool.judge({0: ("sleeps",)}, 0.3, 0.01)
+        assert pool.judge({0: ("prints",)}, 0.3, 0.3) == {0: 0.5}  # by new processes
 
 
 HANGS = f"""
 from grpo_core.rewards.bounded import WORKERS
 WORKERS.start(["format"])
 print(*(worker.process.pid for worker in WORKERS._workers), flush=True)
-WORKERS.judge({{str(number): ("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)}}, 600, 600)
+WORKERS.judge({{number: ("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)}}, 600, 600)
 """
 
 

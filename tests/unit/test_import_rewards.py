@@ -47,17 +47,6 @@ def test_every_reward_of_open_r1_is_a_function_here_or_refused(convert: Convert,
     load_rewards(imported.config.rewards)
 
 
-def test_rewards_left_to_write_keep_their_weights_and_the_rest_is_translated(convert: Convert) -> None:
-    imported = convert(
-        None, reward_funcs=["accuracy", "tag_count"], reward_weights=[1.0, 0.25], dataset_name="a/b", dataset_prompt_column="q"
-    )
-    assert imported.values["rewards"] == [{"fn": "math_answer", "weight": 1.0}, {"fn": "tag_count (open-r1)", "weight": 0.25}]
-    assert imported.values["data"] == {"source": "hub:a/b", "prompt_column": "q", "answer_column": "solution"}
-    assert imported.config.rollout.group_size == 4
-    written = {**imported.values, "rewards": [{"fn": "math_answer"}, {"fn": "my_rewards:tag_count", "weight": 0.25}]}
-    assert validate_config(written).rewards[1].weight == 0.25
-
-
 PIECES = ("<think>", "</think>", "<answer>", "</answer>", "x", "\n")
 OPEN_R1_FORMAT = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
 

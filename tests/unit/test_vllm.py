@@ -5,12 +5,10 @@ import http.server
 import itertools
 import json
 import math
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
 from grpo_core.generation.vllm.client import VllmClient
-from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
@@ -235,27 +232,6 @@ def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: 
     handler.script["/reset_prefix_cache"] = [(200, {"success": False})]
     with pytest.raises(SamplerError, match="prefix cache was not emptied"):
         client.load_weights("file", {}, "v2")
-
-
-class Recorded:
-    """Stands in for vLLM's `LLM` and its engine: keeps what is called."""
-
-    def __init__(self, **options: Any) -> None:
-        self.called: list[str] = []
-        self.llm_engine = self
-
-    def __getattr__(self, name: str) -> Callable[..., bool]:
-        return lambda *arguments: self.called.append(name) is None
-
-
-def test_a_vllm_in_the_process_empties_the_same_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Recorded] = []
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: made.append(Recorded()) or made[0]))
-    engine = ColocatedVllm(load_config("quickstart", COLOCATED), tmp_path)
-    made[0].called.clear()
-    engine.load_weights("file", {}, "v1")
-    assert made[0].called[-4:] == ["finish_weight_update", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"]
 
 
 def test_the_servers_context_and_model_are_checked(server: Any) -> None:
