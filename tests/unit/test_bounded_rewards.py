@@ -206,7 +206,7 @@ def test_in_another_thread_the_clock_bounds_a_users_function() -> None:
 
 def test_a_call_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(call_guard, "WAIT_SECONDS", 0.1)
-    with pytest.raises(RewardError):
+    with pytest.raises(RewardError, match=r"sleeps, called with 1 completions: no result after 0\.5 s of the clock"):
         score([own(sleeps, 0.05)], [prompt()], ["a"])
     said = capsys.readouterr().err
     assert said.startswith(f"{call_guard.WAITING}reward {__name__}:sleeps, called with 1 completions: no result after")

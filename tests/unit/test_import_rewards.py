@@ -104,14 +104,3 @@ def test_the_overlong_penalty_is_a_filter(convert: Convert, settings: dict[str, 
 )
 def test_rewards_by_system(convert: Convert, source: str, settings: dict[str, Any], expected: list[str]) -> None:
     assert [reward["fn"] for reward in convert(source, **settings).values["rewards"]] == expected
-
-
-def test_workers_of_roll_are_one_list(tmp_path: Path) -> None:
-    workers = {"math": "a.MathRuleRewardWorker", "code": "b.CodeSandboxRewardWorker", "more_math": "a.MathRuleRewardWorker"}
-    path = tmp_path / "roll.yaml"
-    rewards = {domain: {"worker_cls": worker} for domain, worker in workers.items()}
-    settings = {"rollout_batch_size": 8, "response_length": 64, "adv_estimator": "grpo", "rewards": rewards}
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
-    imported = import_config(path)
-    assert [reward["fn"] for reward in imported.values["rewards"]] == ["math_answer", "CodeSandboxRewardWorker (roll)"]
-    assert imported.missing_rewards == ("CodeSandboxRewardWorker (roll)",)

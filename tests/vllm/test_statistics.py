@@ -132,8 +132,3 @@ def test_another_temperature_is_seen(drawn_at_another_temperature: dict[str, Dra
 def test_the_samplers_log_probabilities_are_the_trainers(drawn: dict[str, Drawn], name: str) -> None:
     assert float(k3(drawn[name].mismatch()).mean()) < 1e-6
     assert float(drawn[name].mismatch().abs().max()) < 1e-3
-
-
-def test_the_samplers_have_random_numbers_of_their_own(drawn: dict[str, Drawn]) -> None:
-    first, other = (drawn[name].batches[0].completion_ids[:, :8] for name in BOTH)
-    assert not torch.equal(first, other)
