@@ -61,8 +61,6 @@ class Reward:
     function: Any
     cpu_seconds: float | None = None
     """Bound in CPU time, as the config has it; None = the default."""
-    is_bounded: bool = False
-    """Whether calls in this process are bounded: not where whoever waits for a user's function can interrupt it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +75,8 @@ class ScoredCompletions:
     """Of the functions that are judged within a bound: what to journal."""
 
 
-def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> tuple[Reward, ...]:
+def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
     """Import every configured reward function.
-
-    Args:
-        configs: of the functions.
-        bounded: whether a user's function that hangs is to end this process.
 
     Raises:
         RewardError: one cannot be imported or is not callable.
@@ -95,7 +89,6 @@ def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> t
             args=config.args,
             function=_import(config.fn),
             cpu_seconds=config.cpu_seconds,
-            is_bounded=bounded and config.fn not in BUILTIN_REWARDS,
         )
         for config in configs
     )
@@ -224,8 +217,6 @@ def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
 def _invoke(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
     # Copies: the prompts are those of every completion of a group, of other functions and of later steps.
     own = json_copy({**by_row, **reward.args})
-    if not reward.is_bounded:
-        return reward.function(**own)
     bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     what = f"reward {reward.fn}, called with {len(own['completions'])} completions"
     return call_bounded(lambda: reward.function(**own), bound, what)
