@@ -52,7 +52,7 @@ def test_in_float32_both_sides_agree_to_rounding() -> None:
 @pytest.mark.parametrize(
     ("now", "before", "dtype", "why"),
     [
-        (logps(-1.0002, -1.0), None, "float32", r"differs by 0\.0002 nats \(at most 0\.0001\)"),
+        (logps(-1.0002, -1.0), None, "float32", r"differs by 0\.0002 nats.*at most 0\.0001 in float32"),
         (logps(-1.0, -1.00008), logps(-1.0, -1.0), "float32", "old weights: its log-probabilities moved 0.00 times as far"),
         (logps(math.nan, -1.0), None, "bfloat16", "not finite"),
         (logps(-1.05, -2.0), logps(-1.03, -1.0), "bfloat16", "old weights: its log-probabilities moved 0.02 times as far"),

@@ -5,11 +5,12 @@ cache, a layer that took a part. So after each transfer both sides give the log-
 
 In float32 they agree to rounding, and their difference is bounded. In bfloat16 they differ by more than a step changes: there
 the *change* since the last confirmed weights must have been followed, and is judged once it is so much larger than the rounding
-that this cannot make 0.5 of 1. What is finer is left to the rule `sampler_mismatch`.
+that this cannot make less than 0.5 of 1. What is finer is left to the rule `sampler_mismatch`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,7 +23,8 @@ MOST_DIFFERENCE = 1e-4
 MOST_RMS = 5e-5
 """In float32, of the change since the last weights, root mean square over tokens."""
 OVER_ROUNDING = 4.0
-"""In bfloat16, of a change that is judged: rounding moves its slope by at most sqrt(2) / 4 then (Cauchy-Schwarz)."""
+"""In bfloat16, of a change that is judged, whose slope equal rounding before and after it moves by at most 2 / 4
+(Cauchy-Schwarz); and at most, of what the server's change differs from the trainer's."""
 LEAST_FOLLOWED = 0.5
 
 
@@ -61,21 +63,22 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> dict[str
     if not bool(now.server.isfinite().all()):
         raise StaleWeightsError("vLLM computes with broken weights: its log-probabilities are not finite")
     difference, moved, missed, followed = float((now.server - now.trainer).abs().max()), 0.0, 0.0, 1.0
-    is_exact = is_conclusive = dtype == "float32"
+    is_exact, over_rounding = dtype == "float32", inf
     if confirmed is not None:
         of_trainer, of_server = now.trainer - confirmed.trainer, now.server - confirmed.server
         moved, missed = _rms(of_trainer), _rms(of_server - of_trainer)
         followed = float((of_server @ of_trainer) / of_trainer.square().sum()) if moved else 1.0
-        is_conclusive = is_exact or moved > OVER_ROUNDING * _rms(confirmed.server - confirmed.trainer)
-    differs = is_exact and (difference > MOST_DIFFERENCE or missed > MOST_RMS)
+        over_rounding = OVER_ROUNDING * _rms(confirmed.server - confirmed.trainer)
+    is_conclusive, most_missed = is_exact or moved > over_rounding, MOST_RMS if is_exact else over_rounding
+    differs = missed > most_missed or (is_exact and difference > MOST_DIFFERENCE)
     if followed < LEAST_FOLLOWED and (differs if is_exact else is_conclusive):
         raise StaleWeightsError(
             f"vLLM computes with old weights: its log-probabilities moved {followed:.2f} times as far as the trainer's"
         )
     if differs:
         raise StaleWeightsError(
-            f"vLLM computes with other weights than the trainer's: a log-probability differs by {difference:.2g} nats (at most "
-            f"{MOST_DIFFERENCE:g}), the change since the last weights by {missed:.2g} (at most {MOST_RMS:g})"
+            f"vLLM computes with other weights than the trainer's: a log-probability differs by {difference:.2g} nats, the "
+            f"changes since the last weights by {missed:.2g} (at most {MOST_DIFFERENCE:g} in float32, and {most_missed:.2g})"
         )
     figures = {"difference": difference, "moved": moved, "missed": missed, "conclusive": float(is_conclusive)}
     return figures if confirmed is None else {**figures, "followed": followed}
