@@ -87,7 +87,7 @@ class VllmClient:
     def complete(
         self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
     ) -> list[Completion]:
-        """See `VllmEngine.complete`: one request a completion, as many at a time as there are connections."""
+        """Return a completion of each request: one of HTTP for each, as many at a time as there are connections."""
         drawn: list[Completion] = []
         with (
             ThreadPoolExecutor(self._connections) as pool,
@@ -124,7 +124,7 @@ class VllmClient:
             return checked_completion(tokens, logps, choice["finish_reason"], settings, end_tokens)
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """See `VllmEngine.prompt_logps`."""
+        """Return log p(token | those before it) of every token but the first of each prompt, at temperature 1."""
         with ThreadPoolExecutor(self._connections) as pool:
             return [logp for logps in pool.map(self._prompt_logps, prompts) for logp in logps]
 
@@ -140,7 +140,13 @@ class VllmClient:
             return str(self._ask("GET", "/weight_info")["weight_version"])
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """See `VllmEngine.load_weights`; no request is under way meanwhile."""
+        """Load a file of weights, all of it or none, while no request is under way, and forget what was computed with others.
+
+        Args:
+            path: a safetensors file.
+            manifest: {name: {"shape", "sha256"}} of its tensors.
+            version: their label.
+        """
         self._ask("POST", "/pause?mode=wait", {})
         self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
         self._ask("POST", "/start_weight_update", {})

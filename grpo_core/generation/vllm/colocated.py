@@ -70,7 +70,7 @@ class ColocatedVllm:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """See `VllmEngine.awake`. Asleep its weights are in the memory of the CPU; its cache is gone."""
+        """Inside, it has its memory; outside, the trainer may have it: its weights are in the CPU's memory, its cache is gone."""
         if not self._sleeps:
             yield
             return
@@ -83,11 +83,11 @@ class ColocatedVllm:
                 self._llm.sleep(level=1)
 
     def weight_version(self) -> str:
-        """See `VllmEngine.weight_version`."""
+        """See `VllmClient.weight_version`."""
         return str(self._llm.get_weight_version())
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """See `VllmEngine.load_weights`."""
+        """See `VllmClient.load_weights`."""
         with _failures("take the weights"):
             self._llm.start_weight_update()
             self._llm.update_weights({"update_info": {"path": path, "manifest": manifest}})
@@ -98,7 +98,7 @@ class ColocatedVllm:
                 getattr(self._llm.llm_engine, f"reset_{cache}_cache")()
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """See `VllmEngine.prompt_logps`."""
+        """See `VllmClient.prompt_logps`."""
         answers = self._generate(prompts, [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(prompts))
         return [
             float(place[token].logprob)
@@ -109,7 +109,7 @@ class ColocatedVllm:
     def complete(
         self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
     ) -> list[Completion]:
-        """See `VllmEngine.complete`."""
+        """See `VllmClient.complete`."""
         wanted: list[dict[str, Any]] = [
             {
                 "max_tokens": settings.max_completion_tokens,

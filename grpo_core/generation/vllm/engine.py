@@ -1,9 +1,11 @@
-"""What a vLLM must be able to do to be a sampler: behind an address (`client`), or in the training process (`colocated`)."""
+"""What is asked of a vLLM, behind an address (`client`) or in the training process (`colocated`), and what it answers.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+Both raise ServerGoneError where it died, and SamplerError where it refuses or its answer is none.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from grpo_core.errors import ServerGoneError, shown
 
@@ -33,36 +35,6 @@ class Completion:
     logps: tuple[float, ...]
     """Of these tokens, under the policy with the temperature applied."""
     truncated: bool
-
-
-class VllmEngine(Protocol):
-    """A vLLM with a copy of the policy; `str` says where it is.
-
-    What it is asked for raises ServerGoneError where it died, and SamplerError where it refuses or its answer is none.
-    """
-
-    def awake(self) -> AbstractContextManager[None]:
-        """Inside, it has its memory; outside, the trainer may have it."""
-
-    def weight_version(self) -> str:
-        """Return the label of the weights that were last loaded; `default` since the start."""
-
-    def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """Load a file of weights, all of it or none, and forget what was computed with others.
-
-        Args:
-            path: a safetensors file.
-            manifest: {name: {"shape", "sha256"}} of its tensors.
-            version: their label.
-        """
-
-    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """Return log p(token | those before it) of every token but the first of each prompt, at temperature 1."""
-
-    def complete(
-        self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
-    ) -> list[Completion]:
-        """Return a completion of each request."""
 
 
 def checked_completion(

@@ -11,8 +11,9 @@ import torch
 
 from grpo_core.errors import ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
-from grpo_core.generation.vllm.client import reported
-from grpo_core.generation.vllm.engine import Completion, Request, VllmEngine
+from grpo_core.generation.vllm.client import VllmClient, reported
+from grpo_core.generation.vllm.colocated import ColocatedVllm
+from grpo_core.generation.vllm.engine import Completion, Request
 from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_of
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
@@ -20,6 +21,7 @@ from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
 
+VllmEngine = VllmClient | ColocatedVllm
 RESTARTS = 2
 """How often within one call a server that was lost is started again."""
 
