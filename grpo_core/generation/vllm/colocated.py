@@ -70,7 +70,7 @@ class ColocatedVllm:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Inside, it has its memory; outside the trainer may have it: its weights are in the CPU's memory, its cache is gone."""
+        """Inside, it has its memory; outside, the trainer may have it: the weights are then in that of the CPU, the cache is gone."""
         if not self._sleeps:
             yield
             return
