@@ -70,7 +70,7 @@ class ColocatedVllm:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Inside, it has its memory; outside the trainer may have it, the weights are in that of the CPU, and the cache is gone."""
+        """Inside, it has its memory; outside the trainer may have it: the weights are on the CPU, and the cache is gone."""
         if not self._sleeps:
             yield
             return
