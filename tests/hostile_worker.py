@@ -1,15 +1,13 @@
 """A worker (`grpo_core/rewards/worker.py`) whose judges do what no judge should."""
 
 import os
-import signal
 import sys
 import time
 from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
-from grpo_core.machine.lifeline import exit_with_lifeline
-from grpo_core.rewards import judges, worker
+from grpo_core.rewards import worker
 
 
 def _nests() -> Any:
@@ -28,7 +26,5 @@ HOSTILE: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
-    judges._LOADERS |= {name: lambda _, judge=judge: judge for name, judge in HOSTILE.items()}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_lifeline()
+    worker.load_judge = HOSTILE.__getitem__
     worker.main(Connection(int(sys.argv[1])), sys.argv[2:])

@@ -63,7 +63,7 @@ def reference_moments(config: RunConfig) -> int | str | None:
 
 
 def starts_server(config: RunConfig) -> bool:
-    """Return whether the run starts a vLLM server, or takes one over from another run."""
+    """Return whether the run starts a vLLM server, or uses the one that its sweep lends to it."""
     return config.rollout.engine == "vllm" and config.rollout.vllm.mode == "server" and config.rollout.vllm.url is None
 
 

@@ -36,7 +36,7 @@ BUILTIN_REWARDS = {
     "exact_answer": "grpo_core.rewards.simple:exact_answer",
     "format": "grpo_core.rewards.simple:format_reward",
     "length": "grpo_core.rewards.simple:length_reward",
-    "math_answer": "grpo_core.rewards.maths:math_answer",
+    "math_answer": "grpo_core.rewards.simple:math_answer",
     "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
 }
 """{name: function} of the rewards that need no import path; each scores a completion from 0 to 1."""

@@ -135,7 +135,7 @@ class VllmConfig(Section):
     mode: Literal["server", "colocate"] = "server"
     """`server`: processes of its own. `colocate`: in the training process; `training.python` names an interpreter with it."""
     url: Source | None = None
-    """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run starts or shares one."""
+    """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run or its sweep starts one."""
     python: Text | None = None
     """Interpreter of the environment with vLLM, of a server that the run starts; null = GRPO_VLLM_PYTHON, else `.venv-vllm`."""
     in_flight: int = Field(default=64, ge=1, le=4096)

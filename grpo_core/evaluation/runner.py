@@ -196,7 +196,7 @@ def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Rewar
         RewardError: a function cannot be imported.
         JournalError: a journal cannot be read.
     """
-    return load_rewards(config.rewards, bounded=True), Verdicts(() if run_dir is None else _records(run_dir))
+    return load_rewards(config.rewards), Verdicts(() if run_dir is None else _records(run_dir))
 
 
 def _records(run_dir: RunDir) -> Iterator[Mapping[str, Any]]:

@@ -13,25 +13,30 @@ import importlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
 from grpo_core.machine.jsonfile import json_copy
-from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
+from grpo_core.rewards.bounded import (
+    CPU_SECONDS,
+    WORKERS,
+    BoundedReward,
+    Judgement,
+    RowError,
+    Verdicts,
+    batch_digest,
+    judge_batch,
+)
 from grpo_core.rewards.call_guard import Overrun, call_bounded
-from grpo_core.rewards.workers import WORKERS
-from grpo_core.types import Conversation, Prompt
+from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
-
-RewardFn = Callable[..., list[float | None]]
-Completion = str | Conversation
 
 MESSAGES_NOT_TEXT = (
     "With data.chat_template: true, a reward function gets each prompt and completion as a list of messages, as in TRL: "
@@ -40,6 +45,7 @@ MESSAGES_NOT_TEXT = (
 """What the author of a function that expects text has to know."""
 CALL_CPU_SECONDS = 600.0
 """Default bound of one call of a user's function, which gets the whole batch."""
+Scores = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +58,9 @@ class Reward:
     """As metric keys name it: the function's last part, lower case."""
     weight: float
     args: Mapping[str, Any]
-    function: RewardFn
+    function: Any
     cpu_seconds: float | None = None
     """Bound in CPU time, as the config has it; None = the default."""
-    is_bounded: bool = False
-    """Whether calls in this process are bounded: not where whoever waits for a user's function can interrupt it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +69,14 @@ class ScoredCompletions:
 
     total: tuple[float, ...]
     """Weighted sums; NaN where no function could score the completion."""
-    breakdown: Mapping[str, tuple[float | None, ...]]
+    breakdown: Mapping[str, Scores]
     """By reward name, before weights."""
     judged: tuple[Judgement, ...] = ()
     """Of the functions that are judged within a bound: what to journal."""
 
 
-def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> tuple[Reward, ...]:
+def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
     """Import every configured reward function.
-
-    Args:
-        configs: of the functions.
-        bounded: whether a user's function that hangs is to end this process.
 
     Raises:
         RewardError: one cannot be imported or is not callable.
@@ -89,7 +89,6 @@ def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> t
             args=config.args,
             function=_import(config.fn),
             cpu_seconds=config.cpu_seconds,
-            is_bounded=bounded and config.fn not in BUILTIN_REWARDS,
         )
         for config in configs
     )
@@ -101,24 +100,23 @@ def reward_notes(config: RunConfig) -> tuple[str, ...]:
     return (f"{', '.join(own)}: {MESSAGES_NOT_TEXT}",) if own and config.data.chat_template else ()
 
 
-def _import(fn: str) -> RewardFn:
+def _import(fn: str) -> Any:
     module_name, _, attribute = BUILTIN_REWARDS.get(fn, fn).partition(":")
+    here = str(Path.cwd())
+    if fn not in BUILTIN_REWARDS and here not in sys.path:  # where `python -m` looks and the script `grpo` does not
+        sys.path.append(here)  # last: it hides nothing that is installed
     try:
-        if (
-            fn not in BUILTIN_REWARDS and str(Path.cwd()) not in sys.path
-        ):  # where `python -m` looks and the script `grpo` does not
-            sys.path.append(str(Path.cwd()))  # last: it hides nothing that is installed
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported
         raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
     if not callable(function):
         raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
-    return cast("RewardFn", function)
+    return function
 
 
 def start_workers(rewards: Sequence[Reward]) -> None:
     """Begin to start the workers that reward functions need, if any, beside what comes before the first completions."""
-    judges = [key for reward in rewards if isinstance(reward.function, BoundedReward) for key in reward.function.judges]
+    judges = [reward.function.judge for reward in rewards if isinstance(reward.function, BoundedReward)]
     if judges:
         WORKERS.start(judges)
 
@@ -137,23 +135,22 @@ def score(
     Raises:
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
-    called = {reward.name: call(reward, prompts, texts, verdicts) for reward in rewards}
-    breakdown = {name: values for name, (values, _) in called.items()}
-    weights = [reward.weight for reward in rewards]
-    scored = (
-        [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
-        for row in zip(*(breakdown[reward.name] for reward in rewards), strict=True)
-    )
+    called = [call(reward, prompts, texts, verdicts) for reward in rewards]
+    totals = []
+    for row in range(len(texts)):
+        pairs = [(reward.weight, values[row]) for reward, (values, _) in zip(rewards, called, strict=True)]
+        known = [weight * value for weight, value in pairs if value is not None]
+        totals.append(sum(known) if known else math.nan)
     return ScoredCompletions(
-        total=tuple(sum(values) if values else math.nan for values in scored),
-        breakdown=breakdown,
-        judged=tuple(judgement for _, judgement in called.values() if judgement is not None),
+        total=tuple(totals),
+        breakdown={reward.name: values for reward, (values, _) in zip(rewards, called, strict=True)},
+        judged=tuple(judgement for _, judgement in called if judgement is not None),
     )
 
 
 def call(
     reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str], verdicts: Verdicts | None = None
-) -> tuple[tuple[float | None, ...], Judgement | None]:
+) -> tuple[Scores, Judgement | None]:
     """Call one reward function over a batch and check what it returns.
 
     Returns:
@@ -162,45 +159,40 @@ def call(
     Raises:
         RewardError: as `score`.
     """
-    contents = [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts]
-    completions = [
-        text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    columns = {
-        name: [prompt.columns.get(name) for prompt in prompts]
-        for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    }
-    arguments = {"prompts": contents, "completions": completions, **columns}
-    if doubles := arguments.keys() & reward.args.keys():
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    if doubles := names.keys() & reward.args.keys():
         raise RewardError(f"reward {reward.fn}: rewards[].args holds {min(doubles)!r}, which is a column of the data as well")
-    arguments |= reward.args
-
-    def sample(row: int) -> str:
-        return f"sample {row}: prompt {prompts[row].text[-200:]!r}, completion {texts[row][:200]!r}"
-
-    if isinstance(reward.function, BoundedReward):
-        values, judgement = _judged(reward, reward.function, arguments, sample, verdicts or Verdicts())
-    else:
-        values, judgement = _called(reward, arguments, sample), None
-    return _checked(reward, values, sample, len(texts)), judgement
+    by_row: dict[str, list[Any]] = {
+        "prompts": [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts],
+        "completions": [
+            text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, texts, strict=True)
+        ],
+        **{name: [prompt.columns.get(name) for prompt in prompts] for name in names},
+    }
+    try:
+        if isinstance(reward.function, BoundedReward):
+            values, judgement = _judged(reward, reward.function, by_row, verdicts or Verdicts())
+        else:
+            values, judgement = _called(reward, by_row), None
+        return _checked(reward, values, len(texts)), judgement
+    except RowError as error:
+        sample = f"sample {error.row}: prompt {prompts[error.row].text[-200:]!r}, completion {texts[error.row][:200]!r}"
+        raise RewardError(f"reward {reward.fn} {error.fault}; {sample}{error.hint}") from error.__cause__
 
 
 def _judged(
-    reward: Reward, function: BoundedReward, arguments: Mapping[str, Any], sample: Callable[[int], str], verdicts: Verdicts
+    reward: Reward, function: BoundedReward, by_row: Mapping[str, Any], verdicts: Verdicts
 ) -> tuple[list[float | None], Judgement]:
     """Judge a batch in the workers, or as it was judged before."""
     bound = CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     try:
-        rows = function.rows(**arguments)
+        rows = function.rows(**by_row, **reward.args)
     except Exception as error:  # a column is missing or of another kind, an argument is none
         raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}") from error
     batch = batch_digest(rows, bound)
     given = verdicts.find(reward.name, batch)
-    try:
-        values, timeouts = judge_batch(rows, function.alone, bound, None if given is None else given.timeouts)
-    except UnjudgedError as error:
-        raise RewardError(f"reward {reward.fn}: {error.fault}; {sample(error.row)}") from error
+    values, timeouts = judge_batch(rows, function.alone, bound, given)
     if timeouts and given is None:
         numbers = few_names(sorted(timeouts), 8)
         logger.warning("reward %s: more than %g s of CPU time for the completions %s", reward.fn, bound, numbers)
@@ -209,55 +201,46 @@ def _judged(
     return values, judgement
 
 
-def _called(reward: Reward, arguments: dict[str, Any], sample: Callable[[int], str]) -> Any:
+def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
     """Call a function in this process."""
     try:
-        return _invoke(reward, arguments)
+        return _invoke(reward, by_row)
     except Overrun as error:
         raise RewardError(str(error)) from None
     except Exception as error:  # whatever a user's function raises becomes one clear message
-        culprit = _first_failing(reward, arguments)
-        hint = (
-            ""
-            if isinstance(arguments["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
-            else f". {MESSAGES_NOT_TEXT}"
-        )
-        raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}; {sample(culprit)}{hint}") from error
+        culprit = _first_failing(reward, by_row)
+        is_text = isinstance(by_row["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
+        hint = "" if is_text else f". {MESSAGES_NOT_TEXT}"
+        raise RowError(culprit, f"raised {type(error).__name__}: {error}", hint) from error
 
 
-def _invoke(reward: Reward, arguments: Mapping[str, Any]) -> Any:
-    own = json_copy(arguments)  # the prompts are those of every completion of a group, of other functions and of later steps
-    if not reward.is_bounded:
-        return reward.function(**own)
+def _invoke(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
+    # Copies: the prompts are those of every completion of a group, of other functions and of later steps.
+    own = json_copy({**by_row, **reward.args})
     bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
-    what = f"reward {reward.fn}, called with {len(arguments['completions'])} completions"
+    what = f"reward {reward.fn}, called with {len(own['completions'])} completions"
     return call_bounded(lambda: reward.function(**own), bound, what)
 
 
-def _first_failing(reward: Reward, arguments: Mapping[str, Any]) -> int:
+def _first_failing(reward: Reward, by_row: Mapping[str, list[Any]]) -> int:
     """Return the index of the first sample that raises on its own; 0 where only the batch does."""
-    for row in range(len(arguments["completions"])):
-        single = {name: values if name in reward.args else [values[row]] for name, values in arguments.items()}
+    for row in range(len(by_row["completions"])):
         try:
-            _invoke(reward, single)
+            _invoke(reward, {name: [values[row]] for name, values in by_row.items()})
         except (Exception, Overrun):  # noqa: BLE001  (the point is to find which sample raises, not why)
             return row
     return 0
 
 
-def _checked(reward: Reward, values: Any, sample: Callable[[int], str], number: int) -> tuple[float | None, ...]:
+def _checked(reward: Reward, values: Any, number: int) -> Scores:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise RewardError(f"reward {reward.fn} returned a {type(values).__name__}; expected a list of {number} numbers")
     if len(values) != number:
         raise RewardError(f"reward {reward.fn} returned {len(values)} values for {number} completions")
     for row, value in enumerate(values):
         # A comparison, not isfinite: that overflows on an integer which no float can hold.
-        number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-        if value is not None and not number:
-            raise RewardError(
-                f"reward {reward.fn} returned {value!r} ({type(value).__name__}); expected a finite number or None; "
-                f"{sample(row)}"
-            )
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise RowError(row, f"returned {value!r} ({type(value).__name__}); expected a finite number or None")
     return tuple(None if value is None else float(value) for value in values)
 
 

@@ -1,10 +1,9 @@
 """Call reward functions on a few rows before a run starts, and say in one line what is wrong with one and where in its code."""
 
-import os
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.prompts import columns_of, raw_content
 from grpo_core.data.sources import Row
 from grpo_core.errors import RewardError, cause
-from grpo_core.rewards.base import MESSAGES_NOT_TEXT, Reward, call, load_rewards
+from grpo_core.rewards.base import MESSAGES_NOT_TEXT, Reward, Scores, call, load_rewards
 from grpo_core.types import Prompt
 
 LARGEST_REWARD = 1e18
@@ -50,8 +49,8 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
     ]
 
 
-def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> tuple[str, ...]:
-    """Import one reward function and call it, with the gold answers as completions; return warnings about what it returned.
+def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> Iterator[str]:
+    """Import one reward function and call it, with the gold answers as completions; yield warnings about what it returned.
 
     A function that uses the gold answer is called with wrong ones as well.
 
@@ -70,34 +69,40 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
         (loaded,) = load_rewards([reward])
     except RewardError as error:
         looked = f"; looked for in {' and '.join(folders)}" if isinstance(error.__cause__, ImportError) and folders else ""
-        fault = f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}{looked}"
-        raise RewardError(fault) from error
+        raise RewardError(f"{what} {_rest(error, reward.fn)}{_place(error.__cause__)}{looked}") from error
     if not reward.dry_run:
-        return ()
-    golds, until = [str(prompt.columns.get("answer", "")) for prompt in prompts], time.monotonic() + LOOK_SECONDS
+        return
+    until, golds = time.monotonic() + LOOK_SECONDS, [str(prompt.columns.get("answer", "")) for prompt in prompts]
     values = _values(what, loaded, prompts, golds, "their gold answers")
-    doubts = [*_doubts(what, values)]
+    known = [value for value in values if value is not None]
+    if not known:
+        yield f"{what} returned None (cannot be scored) for each of the first {len(values)} rows, with its gold answer"
+    if known and abs(largest := max(known, key=abs)) > LARGEST_REWARD:
+        yield f"{what} returned {largest:g}; float32 cannot hold the squares of rewards beyond {LARGEST_REWARD:g}"
     if config.data.answer_column is not None and _uses_gold(loaded, prompts, golds, values):
-        doubts += _rivals(what, loaded, prompts, golds, _mean(values), until=until)
-    return tuple(doubts)
+        yield from _rivals(what, loaded, prompts, golds, _mean(values), until=until)
 
 
-def _values(what: str, loaded: Reward, prompts: Sequence[Prompt], texts: Sequence[str], kind: str) -> tuple[float | None, ...]:
+def _values(what: str, loaded: Reward, prompts: Sequence[Prompt], texts: Sequence[str], kind: str) -> Scores:
     try:
         return call(loaded, prompts, texts)[0]
     except RewardError as error:
-        raised = error.__cause__
-        skip = f"; it was called on the first {len(prompts)} rows with {kind} as completions"
-        if raised is None:  # it broke its signature
-            raise RewardError(f"{what} {_without_prefix(str(error), loaded.fn)}{skip}") from error
-        hint = _hint(raised, loaded.fn, prompts[0].columns, is_chat=not isinstance(prompts[0].content, str))
-        raise RewardError(f"{what} raised {type(raised).__name__}: {cause(raised)}{_place(raised)}{hint}{skip}") from error
+        raised, fault = error.__cause__, _rest(error, loaded.fn)
+        if raised is not None:  # it did not break its signature
+            hint = ""
+            if isinstance(raised, TypeError) and "argument" in str(raised):
+                hint = f"; the columns of the data are {', '.join(prompts[0].columns)}"
+            elif not isinstance(prompts[0].content, str) and loaded.fn not in BUILTIN_REWARDS:
+                hint = f". {MESSAGES_NOT_TEXT}"
+            fault = f"raised {type(raised).__name__}: {cause(raised)}{_place(raised)}{hint}"
+        called = f"it was called on the first {len(prompts)} rows with {kind} as completions"
+        raise RewardError(f"{what} {fault}; {called}") from error
 
 
-def _uses_gold(loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], values: Sequence[float | None]) -> bool:
+def _uses_gold(loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], values: Scores) -> bool:
     """Return whether the scores need the column `answer`; those of a length or a format do not."""
-    columns = [{name: value for name, value in prompt.columns.items() if name != "answer"} for prompt in prompts]
-    without = [replace(prompt, columns=rest) for prompt, rest in zip(prompts, columns, strict=True)]
+    rest = [{name: value for name, value in prompt.columns.items() if name != "answer"} for prompt in prompts]
+    without = [replace(prompt, columns=columns) for prompt, columns in zip(prompts, rest, strict=True)]
     try:
         return call(loaded, without, golds)[0] != values
     except RewardError:
@@ -110,8 +115,7 @@ def _rivals(
     """Yield that wrong answers score nearly as high as the gold answers, whose mean score is `earned`, or make it raise."""
     texts = {f"the constant {constant!r}": [constant] * len(golds) for constant in CONSTANTS}
     if len(set(golds)) > 1:
-        later = [[*golds[row:], *golds[:row]] for row in range(len(golds))]
-        texts["another row's gold answer"] = [next(other for other in others if other != others[0]) for others in later]
+        texts["another row's gold answer"] = [next(other for other in reversed(golds) if other != gold) for gold in golds]
     scores: dict[str, float] = {}
     for kind, completions in texts.items():
         if time.monotonic() > until:
@@ -132,44 +136,22 @@ def _rivals(
         )
 
 
-def _mean(values: Sequence[float | None]) -> float:
+def _mean(values: Scores) -> float:
     return sum(value or 0.0 for value in values) / len(values)
 
 
-def _doubts(what: str, values: Sequence[float | None]) -> Iterator[str]:
-    """Yield what is allowed of a function's values, and seldom meant."""
-    known = [value for value in values if value is not None]
-    if not known:
-        yield f"{what} returned None (cannot be scored) for each of the first {len(values)} rows, with its gold answer"
-    if known and (largest := max(known, key=abs)) and abs(largest) > LARGEST_REWARD:
-        yield f"{what} returned {largest:g}; float32 cannot hold the squares of rewards beyond {LARGEST_REWARD:g}"
-
-
-def _without_prefix(text: str, fn: str) -> str:
-    """Return the rest of a message that begins with the function's name.
-
-    >>> _without_prefix("reward my:f returned 3 values for 2 completions", "my:f")
-    'returned 3 values for 2 completions'
-    """
-    return text.partition(f"{fn} ")[2] or text
-
-
-def _hint(raised: BaseException, fn: str, columns: Mapping[str, object], *, is_chat: bool) -> str:
-    if isinstance(raised, TypeError) and "argument" in str(raised):
-        return f"; the columns of the data are {', '.join(columns)}"
-    return f". {MESSAGES_NOT_TEXT}" if is_chat and fn not in BUILTIN_REWARDS else ""
+def _rest(error: RewardError, fn: str) -> str:
+    """Return a message without its beginning, which names the function."""
+    return str(error).partition(f"{fn} ")[2] or str(error)
 
 
 def _place(error: BaseException | None) -> str:
     """Return ` (my_rewards.py, line 12)`, the innermost line of the user's own code behind an error; empty if there is none."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f" ({_shown_file(error.filename)}, line {error.lineno})"
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames]
-    own = [place for place in places if not place[0].startswith(NOT_THE_USERS)]
-    return f" ({_shown_file(own[-1][0])}, line {own[-1][1]})" if own else ""
-
-
-def _shown_file(file: str) -> str:
-    path = Path(file)
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        places = [(error.filename, error.lineno)]
+    if not places:
+        return ""
+    file, line = Path(places[-1][0]), places[-1][1]
+    return f" ({file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, line {line})"

@@ -1,11 +1,31 @@
-"""Built-in rewards of a few lines: the score of a reasoning-gym task, the exact answer, the format, the length."""
+"""Built-in rewards: mathematical equality, the score of a reasoning-gym task, the exact answer, the format, the length."""
 
 import re
 from typing import Any
 
 from grpo_core.rewards.base import completion_text
-from grpo_core.rewards.bounded import BoundedReward
-from grpo_core.rewards.workers import Row
+from grpo_core.rewards.bounded import BoundedReward, Row
+
+MAX_CHARACTERS = 4000
+"""Only the last so many characters of a completion are parsed by `math_answer`: the answer is at its end."""
+FORMAT = r"<think>.*?</think>\s*<answer>.*?</answer>"
+
+
+def _math_rows(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any) -> list[Row]:
+    pairs = zip(answer, completions, strict=True)
+    return [("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
+
+
+math_answer = BoundedReward(
+    rows=_math_rows,
+    alone=lambda row: (*row[:2], "$0$"),  # parsing alone evaluates no power: a comparison does
+    judge="math_answer",
+)
+"""1 where the last answer in the completion equals the gold answer, else 0; None where the gold cannot be parsed.
+
+math-verify parses a model's text as LaTeX or as a plain expression by its grammar; it is not evaluated as Python. Its own time
+limit, which needs a main thread and cannot interrupt a long operation on integers, is off.
+"""
 
 
 def _gym_rows(
@@ -21,12 +41,7 @@ def _gym_rows(
     ]
 
 
-def _gym_gold_alone(row: Row) -> Row:
-    task, _, facts = row
-    return task, facts["answer"], facts
-
-
-reasoning_gym = BoundedReward(rows=_gym_rows, alone=_gym_gold_alone, judges=("reasoning_gym",))
+reasoning_gym = BoundedReward(rows=_gym_rows, alone=lambda row: (row[0], row[2]["answer"], row[2]), judge="reasoning_gym")
 """Each task's score of the completion, stripped of surrounding white space.
 
 The task is the one that made the row (`metadata["source_dataset"]`), so mixed data sets are scored row by row.
@@ -45,15 +60,12 @@ def exact_answer(prompts: list[Any], completions: list[Any], answer: list[Any], 
     ]
 
 
-FORMAT = r"<think>.*?</think>\s*<answer>.*?</answer>"
-
-
 def _format_rows(prompts: list[Any], completions: list[Any], pattern: str = FORMAT, **columns: Any) -> list[Row]:
     re.compile(pattern)  # one that is none is the configuration's fault, whatever the completions are
     return [("format", pattern, completion_text(completion).strip()) for completion in completions]
 
 
-format_reward = BoundedReward(rows=_format_rows, alone=lambda _: None, judges=("format",))
+format_reward = BoundedReward(rows=_format_rows, alone=lambda _: None, judge="format")
 """1 where the whole completion (stripped) matches the regular expression `pattern`, else 0."""
 
 

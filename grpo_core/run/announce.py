@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_core.generation.vllm.memory import server_bytes
+from grpo_core.generation.vllm.launch import server_bytes
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints

@@ -23,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, listed, raised_as
-from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
 from grpo_core.machine.jsonfile import write_json

@@ -29,8 +29,7 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
-from grpo_core.rewards.maths import MAX_CHARACTERS
-from grpo_core.rewards.simple import FORMAT
+from grpo_core.rewards.simple import FORMAT, MAX_CHARACTERS
 from grpo_core.run.imports import import_from
 from grpo_core.types import Prompt
 

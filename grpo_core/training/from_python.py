@@ -28,7 +28,7 @@ from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.child import finish_child, run_watched

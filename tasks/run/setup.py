@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin
 from grpo_core.errors import JournalError
-from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_folders
 from grpo_core.run.pass_sizes import lower_passes

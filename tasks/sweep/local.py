@@ -12,11 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
-from grpo_core.machine.disk import append_private
+from grpo_core.config import load_config
+from grpo_core.config.derived import starts_server
+from grpo_core.generation.vllm.opening import server_settings
+from grpo_core.generation.vllm.server import SlotServers, VllmServer
+from grpo_core.machine.disk import append_private, private_folder
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.child import python_path
 from grpo_core.sweep.launcher import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
@@ -38,6 +43,8 @@ class _Child:
     gpu: str
     log_start: int
     """Where its output begins in the log file, after that of earlier sessions; in bytes."""
+    server: VllmServer | None
+    """That is lent to it."""
 
 
 class LocalLauncher:
@@ -45,13 +52,15 @@ class LocalLauncher:
 
     outlives_the_sweep = False
 
-    def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None, server_logs: Path | None = None) -> None:
         """Expect so many runs at a time; they report to the Prefect API of this process.
 
         Args:
             concurrency: runs at a time.
             variables: environment variables of every run.
+            server_logs: folder for the output of the vLLM servers that it starts; None = no run needs one.
         """
+        self._servers, self._server_logs = SlotServers(), server_logs
         self._concurrency, self._variables = concurrency, dict(variables or {})
         self._children: list[_Child] = []
         self._api = prefect_api()
@@ -68,6 +77,8 @@ class LocalLauncher:
         while job.is_held and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
+        server = self._lend_server(job, gpu)
+        lent = {} if server is None else server.lent()
         with append_private(job.log_file) as log:
             log_start = log.tell()
             process = subprocess.Popen(
@@ -75,17 +86,44 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(self._lifeline[0]), **gpu},
+                env={**self._environment(self._lifeline[0]), **gpu, **lent},
                 pass_fds=(self._lifeline[0],),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
-        self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, ""), log_start=log_start))
+        taken = gpu.get(VISIBLE_VARIABLE, "")
+        self._children.append(_Child(job=job, process=process, gpu=taken, log_start=log_start, server=server))
+
+    def _lend_server(self, job: Job, gpu: Mapping[str, str]) -> VllmServer | None:
+        """Return a vLLM server for a run that needs one; None where its model is not here yet: then it starts its own."""
+        from grpo_core.policy.sources.find import model_here
+
+        if self._server_logs is None:
+            return None
+        config = load_config(str(job.base), job.overrides)
+        model = model_here(config.model.source) if starts_server(config) else None
+        if model is None:
+            return None
+        private_folder(self._server_logs)
+        return self._servers.lend(server_settings(config, model, self._server_logs / f"{job.run_dir.path.name}.log"), gpu)
+
+    def close(self) -> None:
+        """End the vLLM servers."""
+        self._servers.close()
 
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since the last poll."""
         ended = [child for child in self._children if child.process.poll() is not None]
         self._children = [child for child in self._children if child not in ended]
-        return [_end(child) for child in ended]
+        return [self._ended(child) for child in ended]
+
+    def _ended(self, child: _Child) -> Ended:
+        """Return how a run ended; one whose server was lost is worth another try."""
+        ended = _end(child)
+        if child.server is None:
+            return ended
+        is_lost = not child.server.is_running
+        self._servers.give_back(child.server, is_sound=ended.failure is None)
+        return replace(ended, crashed=ended.crashed or (is_lost and ended.failure is not None))
 
     def interrupt(self) -> None:
         """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless it is asked again.

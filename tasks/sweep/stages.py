@@ -16,8 +16,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.derived import starts_server
 from grpo_core.errors import SweepError, cause
-from grpo_core.generation.vllm.records import keeping_servers
-from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
@@ -137,18 +136,17 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
 
 @contextlib.contextmanager
 def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
-    """Yield what starts the runs; those of this machine hand on their vLLM servers, which end with this flow."""
+    """Yield what starts the runs; vLLM servers that runs of this machine share end with it."""
     runs = stored.plan.sweep.runs
     if runs.where == "deployment":
         yield DeploymentLauncher(stored.id, runs.deployment)
         return
-    with contextlib.ExitStack() as stack:
-        have_servers = any(map(starts_server, stored.plan.configs))
-        servers = stack.enter_context(keeping_servers(stored.dir.vllm)) if have_servers else {}
-        # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
-        checked = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri))}
-        variables = {**servers, **checked, FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
-        yield LocalLauncher(runs.concurrency, variables)
+    # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
+    checked = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri))}
+    variables = {**checked, FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
+    server_logs = stored.dir.vllm if any(map(starts_server, stored.plan.configs)) else None
+    with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs)) as launcher:
+        yield launcher
 
 
 def refuse_failures(stored: StoredSweep) -> None:

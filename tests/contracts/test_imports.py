@@ -42,7 +42,7 @@ def test_the_watch_sees_what_is_loaded() -> None:
         "grpo_core.config",
         "grpo_core.run.journal",
         "grpo_core.run.folder",
-        "grpo_core.generation.vllm.load",
+        "grpo_core.generation.vllm.opening",
         "flows",
         "flows.cli.app",
     ],

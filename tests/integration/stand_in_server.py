@@ -11,19 +11,13 @@ import time
 from pathlib import Path
 
 PLUGIN = Path(__file__).parents[2] / "grpo_core/generation/vllm/plugin"
-METRICS = """# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="policy"} 3.0
-vllm:num_requests_waiting{engine="0",model_name="policy"} 1.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
-vllm:kv_cache_usage_perc{engine="0",model_name="policy"} 0.25
-"""
+BODIES = {"/health": "", "/weight_info": json.dumps({"weight_version": "abc"})}
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         has_key = self.headers.get("authorization") == f"Bearer {os.environ['GRPO_VLLM_KEY']}"
-        bodies = {"/health": "", "/weight_info": json.dumps({"weight_version": "abc"}), "/metrics": METRICS}
-        body = bodies[self.path].encode()
+        body = BODIES[self.path].encode()
         self.send_response(200 if has_key else 401)
         self.send_header("content-length", str(len(body)))
         self.end_headers()

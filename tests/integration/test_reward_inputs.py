@@ -75,7 +75,7 @@ def test_rehearsal_training_evaluation_and_resume_give_the_same_to_a_function_th
         phases.append(sorted(set(GIVEN)))
         GIVEN.clear()
 
-    dry_run(0, config, untokenized(read_rows(config.data, count), config))
+    list(dry_run(0, config, untokenized(read_rows(config.data, count), config)))
     phase()
     session, state = opened(run_dir), FRESH
     for _ in range(STEPS):

@@ -18,9 +18,10 @@ from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
 from grpo_core.evaluation.runner import open_rewards
 from grpo_core.machine.process_id import identify, is_running
-from grpo_core.rewards import workers
+from grpo_core.rewards import bounded as bounded_module
+from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
-from grpo_core.rewards.bounded import Verdicts
+from grpo_core.rewards.bounded import RowError, Verdicts, Workers
 from grpo_core.run.child import last_words
 from grpo_core.types import Prompt
 
@@ -53,10 +54,6 @@ def judged(
 
 def test_an_answer_that_hangs_scores_0_and_leaves_the_others_alone() -> None:
     assert judged(bounded("math_answer"), ["2", POWERS, "3", r"$\frac{4}{2}$"]) == ([1, 0, 0, 1], {1: "completion"})
-
-
-def test_a_pattern_that_backtracks_for_ever_is_a_completion_that_hangs() -> None:
-    assert judged(bounded("format", pattern=BACKTRACKS), ["aaa", BOMB, "b"]) == ([1, 0, 0], {1: "completion"})
 
 
 def test_a_gold_answer_that_hangs_by_itself_makes_its_completions_unscorable() -> None:
@@ -174,34 +171,13 @@ def hangs_when_asked(completions: list[str], **_: Any) -> list[float]:
     return spins() if "hang" in completions else [1.0]
 
 
-OVERRUN = "more than 0.05 s of CPU time"
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (spins, OVERRUN),
-        (backtracks, OVERRUN),
-        (ignores_errors, OVERRUN),
-        (catches_twice, OVERRUN),
-        (sleeps, "no result after 0.5 s of the clock"),
-    ],
-)
-def test_a_users_function_that_hangs_stops_by_name(function: Callable[..., Any], reason: str) -> None:
+@pytest.mark.parametrize("function", [spins, backtracks, ignores_errors, catches_twice])
+def test_a_users_function_that_hangs_stops_by_name(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_guard, "WALL_FACTOR", 1000)  # the machine may be busy
     with pytest.raises(RewardError) as caught:
         score([own(function, 0.05)], [prompt()] * 3, ["a", "b", "c"])
     named = f"reward {__name__}:{function.__name__}, called with 3 completions"
-    assert str(caught.value).startswith(f"{named}: {reason}")
-    assert "rewards[].cpu_seconds 0.05" in str(caught.value)
-
-
-def test_a_users_function_that_hangs_at_a_later_call_stops_by_name() -> None:
-    reward = own(hangs_when_asked, 0.05)
-    assert [score([reward], [prompt()], ["a"]).total for _ in range(3)] == [(1,)] * 3
-    for _ in range(2):  # an interrupt leaves nothing behind
-        with pytest.raises(RewardError, match=OVERRUN):
-            score([reward], [prompt()], ["hang"])
-        assert score([reward], [prompt()], ["a"]).total == (1,)
+    assert str(caught.value).startswith(f"{named}: more than 0.05 s of CPU time (rewards[].cpu_seconds 0.05)")
 
 
 def burns(seconds: list[float], **_: Any) -> list[float]:
@@ -211,16 +187,8 @@ def burns(seconds: list[float], **_: Any) -> list[float]:
     return [1.0]
 
 
-def dozes_for(seconds: list[float], **_: Any) -> list[float]:
-    time.sleep(seconds[0])
-    return [1.0]
-
-
-@pytest.mark.parametrize(("function", "cpu_seconds"), [(burns, 0.02), (dozes_for, 0.002)])
-def test_a_call_that_returns_as_its_bound_is_reached_leaves_nothing_behind(
-    function: Callable[..., Any], cpu_seconds: float
-) -> None:
-    reward = own(function, cpu_seconds)
+def test_a_call_that_returns_as_its_bound_is_reached_leaves_nothing_behind() -> None:
+    reward = own(burns, 0.02)
     for number in range(60):
         with contextlib.suppress(RewardError):
             score([reward], [prompt(seconds=0.018 + number / 15_000)], ["a"])
@@ -234,6 +202,15 @@ def test_in_another_thread_the_clock_bounds_a_users_function() -> None:
         with pytest.raises(RewardError, match=r"sleeps, called with 1 completions: no result after 0.5 s of the clock"):
             threads.submit(score, [reward], [prompt()], ["a"]).result()
         assert threads.submit(score, [own(hangs_when_asked, 0.05)], [prompt()], ["a"]).result().total == (1,)
+
+
+def test_a_call_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(call_guard, "WAIT_SECONDS", 0.1)
+    with pytest.raises(RewardError, match=r"sleeps, called with 1 completions: no result after 0\.5 s of the clock"):
+        score([own(sleeps, 0.05)], [prompt()], ["a"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"{call_guard.WAITING}reward {__name__}:sleeps, called with 1 completions: no result after")
+    assert said.endswith("ended after 0.5 s, or 0.05 s of CPU time\n")
 
 
 THREADS: list[int] = []
@@ -263,7 +240,6 @@ def test_what_other_threads_compute_does_not_count() -> None:
 
 
 GUARDED = """
-import contextlib, os, re, signal, sys, threading, time
 from itertools import repeat
 from grpo_core.config import load_config
 from grpo_core.evaluation.runner import open_rewards
@@ -271,47 +247,22 @@ from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import score
 from grpo_core.types import Prompt
 
-def call(fn, cpu_seconds):
-    (rewards, _) = open_rewards(load_config(None, {"rewards": [{"fn": fn, "cpu_seconds": cpu_seconds}]}), None)
-    return score(rewards, [Prompt(id=0, content="q", text="q", token_ids=(1,), columns={})], ["a"]).total
-def burn(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end: pass
-def quick(**_): return [1.0]
 def holds_lock(**_): return [float(sum(repeat(1)))]  # no signal is looked at in there
-def catches_everything(**_):
-    while True:
-        with contextlib.suppress(BaseException): burn(100)
-def late(**_):
-    os.kill(os.getpid(), signal.SIGPROF)
-    return [1.0]
+call_guard.GRACE_SECONDS = 1.0
+(rewards, _) = open_rewards(load_config(None, {"rewards": [{"fn": "__main__:holds_lock", "cpu_seconds": 0.2}]}), None)
+score(rewards, [Prompt(id=0, content="q", text="q", token_ids=(1,), columns={})], ["a"])
 """
 
 
-@pytest.mark.parametrize("between", ["burn(0.3)", "time.sleep(0.3)", "os.kill(os.getpid(), signal.SIGPROF)"])
-def test_what_follows_a_call_that_returned_is_never_interrupted(between: str) -> None:
-    """Nor is it when it takes many bounds in CPU time, or by the clock, or a signal comes late."""
-    script = run_script(f"{GUARDED}\nfor _ in range(8):\n    call('__main__:quick', 0.02)\n    {between}\n")
-    _, errors = script.communicate(timeout=60)
-    assert (script.returncode, errors) == (0, "")
-
-
-def test_a_call_is_measured_by_itself_and_not_by_the_signal_that_comes() -> None:
-    script = run_script(f"{GUARDED}\nburn(0.3)\nprint([call('__main__:late', 0.2) for _ in range(8)])")
-    out, errors = script.communicate(timeout=60)
-    assert (out, errors) == (f"{[(1.0,)] * 8}\n", "")
-
-
 @pytest.mark.proof
-@pytest.mark.parametrize("function", ["holds_lock", "catches_everything"])
-def test_what_nothing_can_interrupt_is_ended_by_name(function: str, tmp_path: Path) -> None:
-    script = run_script(f"{GUARDED}\ncall_guard.GRACE_SECONDS = 1.0\ncall('__main__:{function}', 0.2)")
+def test_what_nothing_can_interrupt_is_ended_by_name(tmp_path: Path) -> None:
+    script = run_script(GUARDED)
     _, errors = script.communicate(timeout=60)
     log = tmp_path / "train.log"
     log.write_text(f"what came before\n{errors}")
     message = last_words("grpo_core.training", script.returncode, log)
-    assert message.startswith(f"reward __main__:{function}, called with 1 completions: it did not return")
-    assert f"in {function}" in errors  # and where in it
+    assert message.startswith("reward __main__:holds_lock, called with 1 completions: it did not return")
+    assert "in holds_lock" in errors  # and where in it
 
 
 # Processes
@@ -330,23 +281,24 @@ def run_script(text: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MODULE", "tests.hostile_worker")
-    pool = workers.Workers()
-    kinds = ["allocates", "nests", "dies", "spins", "holds", "raises", "prints"]
-    replies = pool.judge([(kind,) for kind in kinds], 0.3, 0.3)
-    assert [reply.kind for reply in replies] == ["over", "over", "over", "over", "over", "error", "value"]
-    assert replies[-1].content == 0.5
-    monkeypatch.setattr(workers, "LEAST_WALL_SECONDS", 1.0)
-    assert pool.judge([("sleeps",)], 0.3, 0.01)[0].kind == "asleep"
-    assert pool.judge([("prints",)], 0.3, 0.3)[0].kind == "value"  # by new processes
-    pool.close()
+    monkeypatch.setattr(bounded_module, "MODULE", "tests.hostile_worker")
+    with contextlib.closing(Workers()) as pool:
+        kinds = ["allocates", "nests", "dies", "spins", "holds", "prints"]
+        assert pool.judge({number: (kind,) for number, kind in enumerate(kinds)}, 0.3, 0.3) == {5: 0.5}
+        with pytest.raises(RowError, match="ZeroDivisionError") as caught:
+            pool.judge({0: ("prints",), 1: ("raises",)}, 0.3, 0.3)
+        assert caught.value.row == 1
+        monkeypatch.setattr(bounded_module, "LEAST_WALL_SECONDS", 1.0)
+        with pytest.raises(RowError, match="no verdict within 1 s of the clock"):
+            pool.judge({0: ("sleeps",)}, 0.3, 0.01)
+        assert pool.judge({0: ("prints",)}, 0.3, 0.3) == {0: 0.5}  # by new processes
 
 
 HANGS = f"""
-from grpo_core.rewards.workers import WORKERS
+from grpo_core.rewards.bounded import WORKERS
 WORKERS.start(["format"])
 print(*(worker.process.pid for worker in WORKERS._workers), flush=True)
-WORKERS.judge([("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)], 600, 600)
+WORKERS.judge({{number: ("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(100)}}, 600, 600)
 """
 
 
@@ -392,14 +344,6 @@ def test_a_loaded_machine_gives_the_same_rewards() -> None:
             burner.communicate()
     assert set(idle[1]) == set(range(0, 32, 4))
     assert idle[0][2] == 1
-
-
-@pytest.mark.proof
-def test_a_thousand_hostile_answers_are_judged() -> None:
-    texts = [f"$9^{{9^{{9^{{{number + 9}}}}}}}$" for number in range(1024)]
-    scores, timeouts = judged(bounded("math_answer", 1.0), texts)
-    assert scores == [0.0] * 1024
-    assert len(timeouts) == 1024
 
 
 def test_a_bound_on_what_cannot_hang_has_no_effect() -> None:

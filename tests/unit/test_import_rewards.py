@@ -47,17 +47,6 @@ def test_every_reward_of_open_r1_is_a_function_here_or_refused(convert: Convert,
     load_rewards(imported.config.rewards)
 
 
-def test_rewards_left_to_write_keep_their_weights_and_the_rest_is_translated(convert: Convert) -> None:
-    imported = convert(
-        None, reward_funcs=["accuracy", "tag_count"], reward_weights=[1.0, 0.25], dataset_name="a/b", dataset_prompt_column="q"
-    )
-    assert imported.values["rewards"] == [{"fn": "math_answer", "weight": 1.0}, {"fn": "tag_count (open-r1)", "weight": 0.25}]
-    assert imported.values["data"] == {"source": "hub:a/b", "prompt_column": "q", "answer_column": "solution"}
-    assert imported.config.rollout.group_size == 4
-    written = {**imported.values, "rewards": [{"fn": "math_answer"}, {"fn": "my_rewards:tag_count", "weight": 0.25}]}
-    assert validate_config(written).rewards[1].weight == 0.25
-
-
 PIECES = ("<think>", "</think>", "<answer>", "</answer>", "x", "\n")
 OPEN_R1_FORMAT = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
 
@@ -79,12 +68,6 @@ def test_the_format_of_open_r1_is_its_own_pattern(convert: Convert) -> None:
     theirs = [float(bool(re.match(OPEN_R1_FORMAT, text, re.DOTALL | re.MULTILINE))) for text in texts]
     assert 0 < sum(theirs) < len(theirs)
     assert format_reward([""] * len(texts), texts, **args) == theirs
-
-
-def test_the_code_format_has_the_language(convert: Convert) -> None:
-    args = convert("open-r1", reward_funcs=["code_format"], code_language="cpp").values["rewards"][0]["args"]
-    text = "<think>\na\n</think>\n<answer>\n```cpp\nb\n```\n</answer>"
-    assert format_reward(["", ""], [text, text.replace("cpp", "python")], **args) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -121,14 +104,3 @@ def test_the_overlong_penalty_is_a_filter(convert: Convert, settings: dict[str, 
 )
 def test_rewards_by_system(convert: Convert, source: str, settings: dict[str, Any], expected: list[str]) -> None:
     assert [reward["fn"] for reward in convert(source, **settings).values["rewards"]] == expected
-
-
-def test_workers_of_roll_are_one_list(tmp_path: Path) -> None:
-    workers = {"math": "a.MathRuleRewardWorker", "code": "b.CodeSandboxRewardWorker", "more_math": "a.MathRuleRewardWorker"}
-    path = tmp_path / "roll.yaml"
-    rewards = {domain: {"worker_cls": worker} for domain, worker in workers.items()}
-    settings = {"rollout_batch_size": 8, "response_length": 64, "adv_estimator": "grpo", "rewards": rewards}
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
-    imported = import_config(path)
-    assert [reward["fn"] for reward in imported.values["rewards"]] == ["math_answer", "CodeSandboxRewardWorker (roll)"]
-    assert imported.missing_rewards == ("CodeSandboxRewardWorker (roll)",)

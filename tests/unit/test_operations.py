@@ -1,19 +1,11 @@
-"""What a token costs beside arithmetic: operations, which a GPU launches one by one, and waits of the host for the device.
-
-On a CPU neither matters, but both can be counted there.
-"""
-
-from collections import Counter
+"""What a token costs beside arithmetic: waits of the host for the device, which on a CPU cost nothing and can be counted."""
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation import torch_sampler
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast.decoding import LeanDecoding
-from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.types import Prompt
 from tests.gpu.operations import CountedOperations
 from tests.policies import policy_of
@@ -26,39 +18,15 @@ SIZES = {
     "num_key_value_heads": 4,
     "pad_token_id": 0,
 }
-NORM = Counter(pow=1, mean=1, add_=1, rsqrt=1, mul=2)
-"""What a CPU runs for one RMSNorm; a GPU has it as one operation."""
 
 
-def model(family, layers):
+def model():
     torch.manual_seed(0)
-    config, of = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[family]
-    return of(config(num_hidden_layers=layers, **SIZES)).eval()
-
-
-def operations_of_a_token(family, layers, dtype):
-    chosen = model(family, layers)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        prefix = expand_prefix(encode_prompts(chosen, [[1, 2, 3], [4, 5]]), torch.tensor([0, 0, 1, 1]))
-        decoder = LeanDecoding.of(chosen, dtype, packed=False).after(prefix, 8)
-        decoder.run(torch.tensor([1, 2, 3, 4]))
-        with CountedOperations() as counted:
-            decoder.run(torch.tensor([1, 2, 3, 4]))
-    return counted.operations
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_runs_at_most_21_operations_for_a_token(family, dtype):
-    of_layer = operations_of_a_token(family, 3, dtype) - operations_of_a_token(family, 2, dtype)
-    norms = 2
-    for name, count in NORM.items():
-        assert of_layer[name] >= norms * count
-    assert of_layer.total() - norms * (NORM.total() - 1) <= 21
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **SIZES)).eval()
 
 
 def sample(tokens, eos=(599,)):
-    policy = policy_of(model("llama", 2), eos=eos, lean=True)
+    policy = policy_of(model(), eos=eos, lean=True)
     prompts = [Prompt(id=number, content="", text="", token_ids=(5, 6, 7 + number), columns={}) for number in range(3)]
     asked = SamplingSettings(group_size=4, max_completion_tokens=tokens)
     with CountedOperations() as counted:
@@ -86,30 +54,3 @@ def test_completions_are_the_same_however_often_ended_rows_are_looked_at(monkeyp
         assert torch.equal(found.completion_ids, expected.completion_ids)
         assert torch.equal(found.completion_mask, expected.completion_mask)
         torch.testing.assert_close(found.sampling_per_token_logps, expected.sampling_per_token_logps, rtol=0, atol=1e-5)
-
-
-class Cache:
-    """Stands for a layer's cache: slices of a fake tensor cannot be written."""
-
-    def update(self, keys, values):
-        assert (keys.device.type, values.device.type) == ("cuda", "cuda")
-        return tuple(torch.empty(4, 4, 6, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_layer_on_a_gpu_meets_no_tensor_of_another_device(family):
-    """A tensor that is made on the CPU would raise here, and a copy between devices would be counted."""
-    with torch.device("meta"):
-        chosen = model(family, 1)
-    with FakeTensorMode(), torch.no_grad():
-        for module in chosen.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    module._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device="cuda"))
-        (layer,) = LeanDecoding.of(chosen, torch.bfloat16, packed=False).layers
-        x, angles = torch.empty(4, 256, device="cuda"), torch.empty(4, 1, 32, device="cuda")
-        with CountedOperations() as counted:
-            layer.run(x, (angles, angles), Cache(), None)
-        assert x.device.type == "cuda"
-    assert counted.waits == 0
-    assert counted.operations["mm"] + counted.operations["addmm"] == 4

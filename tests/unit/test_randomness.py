@@ -23,18 +23,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     assert np.array_equal(uniforms(ROWS[::-1]), together[::-1])
 
 
-def test_a_longer_request_starts_with_the_same_numbers():
-    assert np.array_equal(uniforms(positions=50)[:, :6], uniforms(positions=6))
-
-
 @pytest.mark.parametrize("changed", [{"seed": 2}, {"stream": Stream.EVAL}, {"stream": Stream.PROBE}, {"step": 3}], ids=str)
 def test_seed_stream_and_step_give_other_numbers(changed):
     assert not np.isin(uniforms(**changed), uniforms()).any()
-
-
-def test_prompts_and_completions_have_numbers_of_their_own():
-    rows = [(prompt, completion) for prompt in range(20) for completion in range(20)]
-    assert len(np.unique(uniforms(rows, positions=10))) == 20 * 20 * 10
 
 
 def test_neighbouring_steps_do_not_overlap_in_long_completions():
@@ -73,10 +64,6 @@ def test_no_two_completions_of_a_step_have_the_same_numbers_in_either_engine():
         key = RandomKey(seed=0, stream=Stream.TRAIN, step=step)
         assert len({request.seed for request in requests_of(prompts, 4, key)}) == 64 * 4
     assert repeated > 100  # steps in which one pass over the data ends and the next begins, with a prompt in both
-
-
-def test_a_prompt_that_occurs_once_is_named_by_its_id_and_completion_index():
-    assert sample_rows(PROMPTS[3:5], 3) == [(3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (4, 2)]
 
 
 def test_larger_groups_begin_with_the_same_numbers_where_a_prompt_occurs_again_too():

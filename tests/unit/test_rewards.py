@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config import RewardConfig, load_config, validate_config
-from grpo_core.config.names import BUILTIN_REWARDS, reward_name
+from grpo_core.config import RewardConfig, validate_config
+from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, RewardError
-from grpo_core.metrics import check_registered
-from grpo_core.rewards.base import Reward, load_rewards, reward_notes, score
+from grpo_core.rewards.base import Reward, load_rewards, score
 from grpo_core.rewards.dry_run import CONSTANTS
-from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
-from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
+from grpo_core.rewards.simple import exact_answer, format_reward, length_reward, math_answer
 from grpo_core.types import Prompt
 
 CHAT = ({"role": "user", "content": "3 + 4 ="},)
@@ -88,17 +86,9 @@ def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: str, te
     assert math_answer([""], [text], answer=[gold]) == [value]
 
 
-@pytest.mark.parametrize("gold", [7, 0.5, -3, True])
-def test_verifiers_read_a_gold_answer_that_is_no_text(gold: Any) -> None:
-    rewards = load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="reasoning_gym")])
-    row = prompt(answer=gold, metadata={"source_dataset": "chain_sum"})
-    scores = score(rewards, [row] * 2, [f" {gold}", "wrong"]).breakdown
-    assert scores["exact_answer"] == (1.0, 0.0)
-    assert scores["reasoning_gym"][0] == 1.0
-
-
 @pytest.mark.parametrize("gold", [7, 0.5, -3])
-def test_math_answer_reads_a_number_as_gold_answer(gold: float) -> None:
+def test_verifiers_read_a_gold_answer_that_is_no_text(gold: float) -> None:
+    assert exact_answer([""] * 2, [f" {gold}", "wrong"], answer=[gold] * 2) == [1, 0]
     assert math_answer([""] * 3, [rf"so \boxed{{{gold}}}", f"${gold}$", "8"], answer=[gold] * 3) == [1, 1, 0]
 
 
@@ -127,10 +117,6 @@ def test_no_constant_is_the_answer_of_a_verifier(gold: str) -> None:
         assert verifier([""] * len(texts), texts, answer=[gold] * len(texts)) == [0.0] * len(texts)
 
 
-def test_math_answer_reads_only_the_end_of_a_very_long_text() -> None:
-    assert math_answer([""] * 2, ["1 + " * 200_000 + "= 7", "7" + " x" * MAX_CHARACTERS], answer=["7", "7"]) == [1, 0]
-
-
 def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:
     row = {"source_dataset": "chain_sum"}
     (reward,) = load_rewards([RewardConfig(fn="reasoning_gym")])
@@ -146,12 +132,6 @@ def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:
 def test_every_built_in_name_can_be_loaded() -> None:
     rewards = load_rewards([RewardConfig(fn=name) for name in BUILTIN_REWARDS])
     assert sorted(reward.name for reward in rewards) == ["exact_answer", "format", "length", "math_answer", "reasoning_gym"]
-
-
-def test_a_function_is_found_by_its_import_path() -> None:
-    (reward,) = load_rewards([RewardConfig(fn="grpo_core.rewards.simple:exact_answer", weight=2)])
-    assert reward.function is exact_answer
-    assert (reward.name, reward.weight) == ("exact_answer", 2)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +164,6 @@ def test_two_functions_with_one_metric_name_are_refused_by_their_keys(first: str
     with pytest.raises(ConfigError, match=re.escape(f"rewards.2.fn: {second} and rewards.1.fn: {first} would both")) as caught:
         validate_config({"rewards": rewards})
     assert f"journalled as {name!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize("function", ["länge", "Ä", "İstanbul", "長さ", "Brevity2", "_private"])
-def test_every_function_that_can_be_imported_has_a_name_that_can_be_journalled(function: str) -> None:
-    fn = f"package.module:{function}"
-    assert validate_config({"rewards": [{"fn": fn}]}).rewards[0].fn == fn
-    check_registered([f"reward/{reward_name(fn)}/mean"])
-
-
-@pytest.mark.parametrize(
-    ("fn", "name"), [("a.b:Brevity", "brevity"), ("format", "format"), ("a:x.y", "x_y"), ("a:länge", "l_nge")]
-)
-def test_the_metric_name_is_the_last_part(fn: str, name: str) -> None:
-    assert reward_name(fn) == name
 
 
 # Calling them
@@ -261,14 +227,6 @@ def test_what_a_function_changes_is_its_own() -> None:
     assert first.breakdown == second.breakdown == {"one": (12.0,) * 4, "two": (12.0,) * 4}
     assert len(set(seen)) == 1
     assert (repr(row), marks) == (before, [0])
-
-
-def test_the_sample_of_an_error_is_the_one_that_raises_even_after_changes() -> None:
-    def mine(completions: list[Any], nums: list[list[int]], **_: Any) -> list[float | None]:
-        return [float(left.pop()) if text == "good" else float("bad") for text, left in zip(completions, nums, strict=True)]
-
-    with pytest.raises(RewardError, match=r"could not convert .*; sample 1: .*, completion 'bad'"):
-        score([made_of(mine)], [prompt(nums=[1])] * 2, ["good", "bad"])
 
 
 def test_conversational_prompts_bring_conversational_completions() -> None:
@@ -353,14 +311,6 @@ def test_a_function_that_takes_messages_for_text_is_told_what_it_gets() -> None:
     with pytest.raises(RewardError) as caught:
         score([made_of(lambda completions, **_: completions[0]["content"])], [prompt()], ["7"])
     assert "chat_template" not in str(caught.value)  # it got text
-
-
-def test_notes_on_own_functions_are_for_conversations_alone() -> None:
-    own = {"rewards": [{"fn": "exact_answer"}, {"fn": "mine.rewards:short"}]}
-    (note,) = reward_notes(load_config(None, own))
-    assert note.startswith("mine.rewards:short: With data.chat_template: true")
-    assert reward_notes(load_config(None, {**own, "data.chat_template": False})) == ()
-    assert reward_notes(load_config()) == ()
 
 
 def test_functions_beside_the_command_are_found_behind_what_is_installed(

@@ -1,19 +1,14 @@
 """What needs no vLLM: the verdict on a probe, seeds, the weights' file, the client's answers to a server that misbehaves."""
 
 import asyncio
-import contextlib
 import http.server
 import itertools
 import json
 import math
-import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,20 +17,17 @@ from safetensors.torch import load_file
 from tenacity import wait_none
 
 from grpo_core.config import load_config
-from grpo_core.config.code import code_in
 from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError, TrainingError
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
-from grpo_core.generation.vllm import environment, waiting
+from grpo_core.generation.vllm import environment
 from grpo_core.generation.vllm.client import VllmClient
-from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
 from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
-from grpo_core.generation.vllm.probe import Probe, probe_of
-from grpo_core.generation.vllm.proof import ProbeLogps, judge
+from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_of
 from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.weights import rounded_as_sent, weights_file, weights_of
+from grpo_core.generation.vllm.weights import weights_file, weights_of
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
@@ -49,21 +41,21 @@ def logps(server: float, trainer: float, count: int = 64) -> ProbeLogps:
 
 
 def test_in_float32_both_sides_agree_to_rounding() -> None:
-    verdict = judge(logps(-1.00001, -1.0), None, "float32")
-    assert verdict.is_conclusive
-    assert verdict.difference == pytest.approx(1e-5, rel=1e-3)
+    first = judge(logps(-1.00001, -1.0), None, "float32")
+    assert first == {"difference": pytest.approx(1e-5), "moved": 0, "missed": 0, "conclusive": 1}
     moved = judge(logps(-1.20001, -1.2), logps(-1.00001, -1.0), "float32")
-    assert (moved.moved, moved.missed) == (pytest.approx(0.2), pytest.approx(0, abs=1e-7))
+    assert moved["moved"] == pytest.approx(0.2)
+    assert moved["missed"] == pytest.approx(0, abs=1e-7)
+    assert moved["followed"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("now", "before", "dtype", "why"),
     [
-        (logps(-1.0002, -1.0), None, "float32", r"differs by 0\.0002 \(at most 0\.0001\)"),
-        # Each difference is within its bound, and the server has not moved with the trainer.
-        (logps(-1.0, -1.00008), logps(-1.0, -1.0), "float32", r"its change since the last weights differs by 8e-05"),
+        (logps(-1.0002, -1.0), None, "float32", r"differs by 0\.0002 nats.*at most 0\.0001 in float32"),
+        (logps(-1.0, -1.00008), logps(-1.0, -1.0), "float32", "old weights: its log-probabilities moved 0.00 times as far"),
         (logps(math.nan, -1.0), None, "bfloat16", "not finite"),
-        (logps(-1.03, -2.0), logps(-1.03, -1.0), "bfloat16", "of a change .* by 1 the server's have followed 0.00, not 1"),
+        (logps(-1.05, -2.0), logps(-1.03, -1.0), "bfloat16", "old weights: its log-probabilities moved 0.02 times as far"),
     ],
 )
 def test_a_server_with_other_weights_is_refused(now: ProbeLogps, before: ProbeLogps | None, dtype: str, why: str) -> None:
@@ -73,85 +65,25 @@ def test_a_server_with_other_weights_is_refused(now: ProbeLogps, before: ProbeLo
 
 def test_in_bfloat16_a_change_below_the_rounding_shows_nothing_and_adds_up_until_it_does() -> None:
     first = logps(-1.03, -1.0)
-    assert not judge(first, None, "bfloat16").is_conclusive  # nothing to compare with
-    small = judge(logps(-1.03, -1.05), first, "bfloat16")
-    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.05))
-    large = judge(logps(-1.33, -1.3), first, "bfloat16")
-    assert (large.is_conclusive, large.missed) == (True, pytest.approx(0, abs=1e-7))
+    assert judge(first, None, "bfloat16")["conclusive"] == 0  # nothing to compare with
+    assert judge(logps(-1.03, -1.05), first, "bfloat16")["conclusive"] == 0
+    assert judge(logps(-1.33, -1.3), first, "bfloat16")["conclusive"] == 1
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_in_bfloat16_noise_as_large_as_half_the_change_hides_neither_old_weights_nor_new_ones(share: float) -> None:
-    # Spreads as measured with SmolLM2-135M: change 0.28, rounding between the two kernels 0.07, residual 0.12, 256 tokens.
-    for seed in range(100):
-        noise = torch.Generator().manual_seed(seed)
-        change, rounding, residual = torch.randn(3, 256, generator=noise, dtype=torch.float64)
-        before = ProbeLogps(server=0.07 * rounding - 1.0, trainer=torch.full((256,), -1.0, dtype=torch.float64))
-        moved = ProbeLogps(
-            server=before.server + share * (0.28 * change) + 0.12 * residual * (share > 0),
-            trainer=before.trainer + 0.28 * change,
-        )
-        if share == 1:
-            verdict = judge(moved, before, "bfloat16")
-            assert verdict.is_conclusive
-            assert verdict.followed == pytest.approx(1, abs=0.2)
-        else:
-            with pytest.raises(StaleWeightsError, match="have followed"):
-                judge(moved, before, "bfloat16")
+def test_in_bfloat16_no_rounding_makes_new_weights_old_ones() -> None:
+    """The worst that rounding of one size can do before and after a change: all of it against the change, at every token."""
+    change = torch.linspace(0.1, 1.0, 64, dtype=torch.float64)
+    rounding = change / 4.01
+    start = torch.full_like(change, -1.0)
+    worst = ProbeLogps(server=start + change - rounding, trainer=start + change)
+    found = judge(worst, ProbeLogps(server=start + rounding, trainer=start), "bfloat16")
+    assert found["conclusive"] == 1
+    assert 0.5 < found["followed"] < 0.51
 
 
-def test_in_bfloat16_one_token_that_decides_the_slope_alone_is_no_evidence() -> None:
-    # One token of 64 has moved by 1 and is rounded by 0.8, as the sixth of SmolLM2's prompts is; the others by 0.03 and 0.02.
-    change, rounding = (torch.full((64,), size, dtype=torch.float64) for size in (0.03, 0.02))
-    change[0] = 1.0
-    residual = rounding * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
-    residual[0] = 0.8
-    before = ProbeLogps(server=residual.new_full((64,), -1.0) + rounding, trainer=residual.new_full((64,), -1.0))
-    verdict = judge(ProbeLogps(server=before.server + change + residual, trainer=before.trainer + change), before, "bfloat16")
-    assert verdict.followed > 1.5
-    assert not verdict.is_conclusive
-
-
-def test_in_bfloat16_a_few_tokens_with_large_rounding_do_not_decide() -> None:
-    # Five of 64 tokens are rounded by 0.3, now in the direction in which they moved: by least squares the slope is 1.9.
-    change, sign = torch.linspace(0.05, 0.2, 64, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
-    rounding = 0.02 * sign
-    rounding[-5:] = 0.3
-    before = ProbeLogps(server=-1 - rounding, trainer=torch.full_like(change, -1.0))
-    now = ProbeLogps(server=before.trainer + change + rounding, trainer=before.trainer + change)
-    of_server = now.server - before.server
-    assert float((of_server * change).sum() / change.square().sum()) > 1.5
-    assert judge(now, before, "bfloat16").followed == pytest.approx(1, abs=0.4)
-
-
-def test_inside_the_weights_are_those_of_the_server_and_afterwards_the_policys_own(tiny_model: Any) -> None:
-    policy = replace(policy_of(tiny_model), dtype="bfloat16")
-    own = {name: value.detach().clone() for name, value in policy.model.named_parameters()}
-    with contextlib.suppress(KeyError), rounded_as_sent(policy):
-        for name, value in policy.model.named_parameters():
-            assert torch.equal(value, own[name].bfloat16().float())
-        assert any(not torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
-        raise KeyError("an error inside")
-    assert all(torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
-    with rounded_as_sent(replace(policy, dtype="float32")):
-        assert all(torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("prompts", "most", "expected"),
-    [
-        ([(1, 2, 3), (4,), (5, 6, 7)], 3, Probe(prompts=((1, 2, 3), (5, 6)), counted=(0, 1, 2))),
-        # The second prompt begins like the first, the third is the second again.
-        (
-            [(1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 5), (9, 2)],
-            8,
-            Probe(prompts=((1, 2, 3), (1, 2, 4, 5), (9, 2)), counted=(0, 1, 3, 4, 5)),
-        ),
-        ([(1, 2, 3)] * 1000, 256, Probe(prompts=((1, 2, 3),), counted=(0, 1))),
-    ],
-)
-def test_the_probe_is_the_first_prompts_with_each_token_once_for_its_context(prompts: Any, most: int, expected: Probe) -> None:
-    assert probe_of(prompts, most) == expected
+def test_the_probe_is_the_first_prompts_each_once() -> None:
+    assert probe_of([(1, 2, 3), (4,), (1, 2, 3), (5, 6, 7), (8, 9)], most=3) == [(1, 2, 3), (5, 6)]
+    assert probe_of([(1, 2, 3)] * 1000) == [(1, 2, 3)]
 
 
 def test_the_seeds_of_neighbours_are_far_apart_and_none_is_there_twice() -> None:
@@ -241,11 +173,11 @@ def test_a_completion_is_its_tokens_and_their_log_probabilities(server: Any) -> 
 @pytest.mark.parametrize(
     ("answers", "error", "why", "times"),
     [
-        ([(500, b"boom")], ServerGoneError, "answered 500", 3),
+        ([(500, b"boom")], ServerGoneError, "refused with 500", 3),
         ([(500, b"boom"), (200, completion())], None, "", 2),
         ([(400, {"error": "context"})], SamplerError, "refused with 400", 1),
-        ([(200, b"<html>")], SamplerError, "is not JSON", 1),
-        ([(200, {"choices": []})], SamplerError, "has no tokens", 1),
+        ([(200, b"<html>")], SamplerError, "no answer of a vLLM server", 1),
+        ([(200, {"choices": []})], SamplerError, "no answer of a vLLM server", 1),
         ([(200, completion(finish_reason="abort"))], ServerGoneError, "cut off", 1),
         ([(200, completion(token_ids=[5, 6]))], ServerGoneError, "cut off", 1),
     ],
@@ -266,7 +198,7 @@ def test_a_server_that_does_not_answer_in_time_is_not_asked_again(server: Any, m
     monkeypatch.setattr(client_module, "COMPLETION_SECONDS", 0.2)
     released = threading.Event()
     handler.script["/v1/completions"] = [(200, lambda: released.wait(60) and completion())]
-    with pytest.raises(ServerGoneError, match="no answer in time"):
+    with pytest.raises(ServerGoneError, match="ReadTimeout"):
         client.complete([REQUEST], SETTINGS, [1])
     released.set()
     assert handler.asked == ["/v1/completions"]
@@ -279,25 +211,6 @@ def test_an_answer_that_is_none_is_refused(server: Any, answer: Any) -> None:
     for ask in (lambda: client.prompt_logps([[1, 2, 3]]), client.weight_version, lambda: client.open_model(8)):
         with pytest.raises(SamplerError):
             ask()
-
-
-def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.01)
-    caplog.set_level("INFO")
-    with waiting.reported(lambda: "3 of 8 completions"):
-        time.sleep(0.2)
-    said = len(caplog.messages)
-    assert said > 1
-    assert caplog.messages[0] == "3 of 8 completions, 0 s so far"
-    time.sleep(0.05)
-    assert len(caplog.messages) == said
-
-
-def test_a_server_that_is_not_there_is_gone() -> None:
-    client = VllmClient("http://127.0.0.1:9", None, 1)
-    assert not client.is_ready()
-    with pytest.raises(ServerGoneError, match="no answer"):
-        client.weight_version()
 
 
 def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: Any) -> None:
@@ -321,37 +234,6 @@ def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: 
         client.load_weights("file", {}, "v2")
 
 
-@pytest.mark.parametrize("route", ["/reset_encoder_cache", "/reset_mm_cache"])
-def test_a_server_that_cannot_forget_what_older_weights_made_of_inputs_is_refused(server: Any, route: str) -> None:
-    client, handler = server
-    handler.script |= {"/reset_prefix_cache": [(200, {"success": True})], route: [(404, {"detail": "Not Found"})]}
-    with pytest.raises(SamplerError, match=f"{route}: refused with 404"):
-        client.load_weights("file", {}, "v1")
-    assert handler.asked[-1] == route  # and does not resume
-
-
-class Recorded:
-    """Stands in for vLLM's `LLM` and its engine: keeps what is called."""
-
-    def __init__(self, **options: Any) -> None:
-        self.called: list[str] = []
-        self.llm_engine = self
-
-    def __getattr__(self, name: str) -> Callable[..., bool]:
-        return lambda *arguments: self.called.append(name) is None
-
-
-def test_a_vllm_in_the_process_empties_the_same_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Recorded] = []
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: made.append(Recorded()) or made[0]))
-    settings = ColocatedSettings(model=tmp_path, dtype="float32", context=8, in_flight=1, kv_cache_gib=1, sleeps=False)
-    engine = ColocatedVllm(settings)
-    made[0].called.clear()
-    engine.load_weights("file", {}, "v1")
-    assert made[0].called[-4:] == ["finish_weight_update", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"]
-
-
 def test_the_servers_context_and_model_are_checked(server: Any) -> None:
     client, handler = server
     handler.script["/v1/models"] = [(200, {"data": [{"id": "m", "max_model_len": 64}]})]
@@ -359,7 +241,7 @@ def test_the_servers_context_and_model_are_checked(server: Any) -> None:
     with pytest.raises(SamplerError, match="its context is 64 tokens"):
         client.open_model(65)
     handler.script["/v1/models"] = [(200, {"data": []})]
-    with pytest.raises(SamplerError, match="must have one model"):
+    with pytest.raises(SamplerError, match="with one model"):
         client.open_model(1)
 
 
@@ -399,12 +281,6 @@ def test_only_who_has_the_key_gets_through(plugin: Any, kind: str, headers: Any,
     assert passes or sent[0] in (401, 1008)
 
 
-def test_a_guard_without_a_key_does_not_start(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRPO_VLLM_KEY")
-    with pytest.raises(KeyError):
-        plugin.RequireKey(None)
-
-
 VLLM = {"rollout.engine": "vllm", "model.dtype": "float32"}
 COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
 
@@ -428,11 +304,6 @@ COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
 def test_settings_that_contradict_the_server_are_refused(overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         load_config("quickstart", overrides)
-
-
-def test_the_interpreter_of_a_server_is_code_that_a_deployment_may_not_name() -> None:
-    config = load_config("quickstart", {**VLLM, "rollout.vllm.python": "/usr/bin/python3"})
-    assert [str(code) for code in code_in(config)] == ["rollout.vllm.python: /usr/bin/python3"]
 
 
 def test_a_server_is_not_given_the_passwords_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

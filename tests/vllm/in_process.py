@@ -13,14 +13,22 @@ import numpy as np
 import torch
 
 import vllm
+from grpo_core.config import load_config
 from grpo_core.errors import SamplerError
-from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
+from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.tokenizer import load_tokenizer
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
+COLOCATED = {
+    "rollout.engine": "vllm",
+    "rollout.vllm": {"mode": "colocate", "in_flight": 16, "kv_cache_gib": 1},
+    "rollout.max_prompt_tokens": 112,
+    "rollout.max_completion_tokens": 16,
+    "model.dtype": "float32",
+}
 MISTAKES = ("nothing", "head not packed", "one stale", "half")
 
 
@@ -37,9 +45,9 @@ def main(model: Path, fault: Path) -> None:
     vllm.LLM = lambda **options: real(**{**options, "weight_transfer_config": {"backend": "grpo_faulty"}})  # type: ignore[misc]
     fault.write_text("")
     policy = Policy(model=load_model(model), tokenizer=load_tokenizer(model), eos_token_ids=(1,))
-    settings = ColocatedSettings(model=model, dtype="float32", context=128, in_flight=16, kv_cache_gib=1, sleeps=False)
+    config = load_config("quickstart", {**COLOCATED, "model.source": str(model)})
     before = states()
-    engine = ColocatedVllm(settings)
+    engine = ColocatedVllm(config, model)
     unchanged = states() == before
     sampler = VllmSampler(lambda: engine, policy, [prompt.token_ids for prompt in PROMPTS], folder=fault.parent)
 

@@ -35,7 +35,7 @@ def sampler(server: VllmServer, policy: Policy, fault: Path, tmp_path: Path) -> 
 
 def test_a_server_that_follows_is_confirmed_and_close(sampler: VllmSampler, policy: Policy) -> None:
     for _ in range(4):
-        move(policy)
+        move(policy, 1e-2)
         drawn = sampler.sample(PROMPTS[:4], SETTINGS, KEY)
         assert drawn.figures["sampler/probe/conclusive"] == 1
         assert drawn.figures["sampler/probe/followed"] == pytest.approx(1, abs=0.25)
@@ -44,13 +44,11 @@ def test_a_server_that_follows_is_confirmed_and_close(sampler: VllmSampler, poli
     assert 0 < float(mismatch) < 5e-3
 
 
-@pytest.mark.parametrize(("mistake", "size"), [("nothing", 1e-3), ("half", 1e-2)])
-def test_a_server_that_does_not_follow_is_found_out(
-    sampler: VllmSampler, policy: Policy, fault: Path, mistake: str, size: float
-) -> None:
-    move(policy, size)
+@pytest.mark.parametrize("mistake", ["nothing", "half"])
+def test_a_server_that_does_not_follow_is_found_out(sampler: VllmSampler, policy: Policy, fault: Path, mistake: str) -> None:
+    move(policy, 1e-2)
     fault.write_text(mistake)
-    with pytest.raises(StaleWeightsError, match="not compute with the trainer's weights"):
+    with pytest.raises(StaleWeightsError, match=r"computes with (old|other) weights"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     fault.write_text("")
     assert torch.isfinite(sampler.sample(PROMPTS[:2], SETTINGS, KEY).sampling_per_token_logps).all()
@@ -62,10 +60,10 @@ def test_small_changes_are_not_judged_one_by_one_and_add_up(sampler: VllmSampler
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            move(policy, 4e-6)
+            move(policy, 2e-4)
             unjudged.append(sampler.sample(PROMPTS[:1], SETTINGS, KEY).figures["sampler/probe/conclusive"])
 
-    with pytest.raises(StaleWeightsError, match=r"have followed 0\.00"):
+    with pytest.raises(StaleWeightsError, match=r"moved 0\.00 times as far"):
         train(steps=60)
     assert len(unjudged) > 2
     assert not any(unjudged)

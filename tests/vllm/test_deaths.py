@@ -2,9 +2,7 @@
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_core.errors import SamplerError, ServerGoneError
+from grpo_core.errors import ServerGoneError
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.generation.vllm import server as server_module
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy
-from tests.vllm.conftest import PYTHON, ROOT, settings_of
+from tests.vllm.conftest import settings_of
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 GONE_SECONDS = 20.0
@@ -131,47 +128,3 @@ def test_a_server_of_somebody_else_that_dies_ends_the_call_in_bounded_time(
     with pytest.raises(ServerGoneError, match="no answer"):
         sampler.sample(PROMPTS[:1], SETTINGS, KEY)
     assert time.monotonic() - began < 60
-
-
-def test_a_context_that_is_too_short_is_named(server: VllmServer) -> None:
-    with pytest.raises(SamplerError, match=r"its context is 128 tokens.*are 129; start it with --max-model-len 129"):
-        server.start().open_model(129)
-
-
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SamplerError, match=r"ended with \d+ while it started; its log, .*vllm\.log, ends with: "):
-        VllmServer(settings_of(tmp_path / "nothing", tmp_path / "vllm.log"), 16).start()
-
-
-OWNER = """
-import sys, time
-from pathlib import Path
-from grpo_core.generation.vllm.server import VllmServer
-from tests.vllm.conftest import settings_of
-server = VllmServer(settings_of(Path(sys.argv[1]), Path(sys.argv[2])), 16)
-server.start()
-print(server._process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_server_ends_with_the_process_that_started_it(model_folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(model_folder), str(tmp_path / "vllm.log")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_VLLM_PYTHON": str(PYTHON)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
-        assert owner.stdout is not None
-        process_group = int(owner.stdout.readline())
-        owner.kill()
-    assert is_gone(process_group)
-
-
-def test_a_port_that_somebody_took_meanwhile_is_another_try(
-    server: VllmServer, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = server_module._free_port
-    with socket.create_server(("127.0.0.1", 0)) as theirs:
-        ports = [theirs.getsockname()[1]]
-        monkeypatch.setattr(server_module, "_free_port", lambda: ports.pop() if ports else free())
-        drawn = sampler_of(server, policy, tmp_path).sample(PROMPTS[:2], SETTINGS, KEY)
-    assert drawn.figures["sampler/probe/difference"] < 1e-4
-    assert "Address already in use" in (tmp_path / "vllm.log").read_text()

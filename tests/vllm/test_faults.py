@@ -6,11 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo_core.errors import SamplerError, StaleWeightsError, TrainingError
+from grpo_core.errors import SamplerError, StaleWeightsError
 from grpo_core.generation.vllm import sampler as sampler_module
 from grpo_core.generation.vllm import weights as weights_module
 from grpo_core.generation.vllm.client import VllmClient
-from grpo_core.generation.vllm.proof import Verdict
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.policy import Policy
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
@@ -24,7 +23,7 @@ def test_a_server_that_does_not_use_the_weights_is_found_out(
 ) -> None:
     move(policy)
     fault.write_text(mistake)
-    with pytest.raises(StaleWeightsError, match=r"not compute with the trainer's weights|not finite"):
+    with pytest.raises(StaleWeightsError, match=r"vLLM computes with (old|other|broken) weights"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     fault.write_text("")
     assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
@@ -41,8 +40,7 @@ def test_weights_that_are_no_numbers_in_the_engine_end_the_call(sampler: VllmSam
 def test_without_the_proof_nobody_notices(
     sampler: VllmSampler, policy: Policy, fault: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blind = Verdict(difference=0.0, moved=0.0, missed=0.0, followed=1.0, is_conclusive=True)
-    monkeypatch.setattr(sampler_module, "judge", lambda now, confirmed, dtype: blind)
+    monkeypatch.setattr(sampler_module, "judge", lambda now, confirmed, dtype: {"conclusive": 1.0})
     move(policy)
     fault.write_text(mistake)
     drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
@@ -54,9 +52,6 @@ def spoil(path: Path, how: str) -> None:
     """Change a file of weights behind the back of its manifest."""
     tensors = load_file(path)
     name = "model.layers.0.mlp.up_proj.weight"
-    if how == "truncated":
-        path.write_bytes(path.read_bytes()[:-100])
-        return
     if how == "half":
         tensors = dict(list(tensors.items())[: len(tensors) // 2])
     if how == "stale":
@@ -66,7 +61,7 @@ def spoil(path: Path, how: str) -> None:
     save_file(tensors, path)
 
 
-@pytest.mark.parametrize("how", ["half", "stale", "shape", "truncated"])
+@pytest.mark.parametrize("how", ["half", "stale", "shape"])
 def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken(
     sampler: VllmSampler, policy: Policy, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -82,13 +77,6 @@ def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken
         with pytest.raises(SamplerError, match="update_weights"):
             sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
-
-
-def test_a_policy_that_is_not_finite_is_not_sampled_from(sampler: VllmSampler, policy: Policy) -> None:
-    with torch.no_grad():
-        next(policy.parameters())[0, 0] = torch.nan
-    with pytest.raises(TrainingError, match="are not finite and are not sent"):
-        sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 
 def test_weights_that_somebody_else_loads_are_noticed(sampler: VllmSampler, policy: Policy) -> None:

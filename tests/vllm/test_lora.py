@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from grpo_core.config import apply_overrides, validate_config
-from grpo_core.errors import StaleWeightsError
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.opening import open_policy
@@ -50,15 +48,3 @@ def test_its_logps_are_the_trainers_after_each_change(lora_sampler: VllmSampler,
         assert drawn.figures["sampler/probe/conclusive"] == 1
         difference = (drawn.sampling_per_token_logps - adapted.logps(drawn)).abs()[drawn.completion_mask]
         assert float(difference.mean()) < {"float32": 1e-4, "bfloat16": 0.1}[dtype]
-
-
-@pytest.mark.parametrize("mistake", ["nothing", "half"])
-def test_a_server_that_keeps_the_last_adapter_is_found_out(
-    lora_sampler: VllmSampler, adapted: Policy, fault: Path, mistake: str
-) -> None:
-    move(adapted, 0.02)
-    fault.write_text(mistake)
-    with pytest.raises(StaleWeightsError, match="not compute with the trainer's weights"):
-        lora_sampler.sample(PROMPTS[:2], SETTINGS, KEY)
-    fault.write_text("")
-    assert torch.isfinite(lora_sampler.sample(PROMPTS[:2], SETTINGS, KEY).sampling_per_token_logps).all()

@@ -39,7 +39,7 @@ def described(faulty: VllmServer, key: str) -> dict[str, dict[str, dict[str, obj
 def routes(faulty: VllmServer, described: dict[str, dict[str, dict[str, object]]]) -> dict[str, set[str]]:
     """{path: methods} of every route, from the server's description and from the table in its log."""
     found = {path: {method.upper() for method in operations} for path, operations in described.items()}
-    for path, methods in ROUTE_IN_LOG.findall(faulty._settings.log_file.read_text()):
+    for path, methods in ROUTE_IN_LOG.findall(faulty.settings.log_file.read_text()):
         found.setdefault(path, set()).update(methods.split(", "))
     for path in UNLISTED:
         found.setdefault(path, set()).add("GET")

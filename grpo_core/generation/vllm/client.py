@@ -1,11 +1,12 @@
 """The routes of a vLLM server: token ids in, token ids and log-probabilities out; nothing waits without a bound."""
 
-import json
+import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,25 +15,23 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.config.limits import SERVER_VARIABLE, is_on_this_machine
-from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
+from grpo_core.errors import SamplerError, ServerGoneError, cause, raised_as, shown
 from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
-from grpo_core.generation.vllm.waiting import reported
 
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
     from grpo_core.generation.sampler import SamplingSettings
 
+logger = logging.getLogger(__name__)
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request: hundreds a step
+
 KEY_VARIABLE = "GRPO_VLLM_KEY"
-"""Environment variable with the key of a server at `rollout.vllm.url`."""
+"""Environment variable with the key of a server that somebody else has started."""
 CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
 COMPLETION_SECONDS = 600.0
 """For one completion, which waits for others: the server computes many at a time."""
-logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request: hundreds a step
 TRIES = 3
 """Of a completion that was answered with an error or not at all: it is seeded, so its repetition is the same."""
-
-
-class TooSlowError(ServerGoneError):
-    """No answer in the time that is given for one: to ask again would only make the wait longer."""
+REPORT_SECONDS = 30.0
 
 
 class VllmClient:
@@ -58,9 +57,9 @@ class VllmClient:
         """Return the address."""
         return self.url
 
-    def awake(self) -> AbstractContextManager[None]:
+    def awake(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing: a server keeps its memory."""
-        return nullcontext()
+        return contextlib.nullcontext()
 
     def is_ready(self) -> bool:
         """Return whether the server answers that it is well."""
@@ -70,28 +69,25 @@ class VllmClient:
             return False
 
     def open_model(self, max_tokens: int) -> None:
-        """Find the model that the server has.
+        """Find the one model that the server has.
 
         Raises:
             SamplerError: it has none, several, or its context is shorter than `max_tokens`.
             ServerGoneError: it does not answer.
         """
-        answer = self._get("/v1/models")
-        models = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(models, list) or len(models) != 1 or not isinstance(models[0], dict):
-            raise SamplerError(f"rollout.vllm.url {self.url}: the server must have one model, it answers {shown(answer)}")
-        length = models[0].get("max_model_len") or 0
+        with self._understood():
+            (model,) = self._ask("GET", "/v1/models")["data"]
+            self._model, length = str(model["id"]), int(model["max_model_len"])
         if length < max_tokens:
             raise SamplerError(
                 f"rollout.vllm.url {self.url}: its context is {length} tokens; rollout.max_prompt_tokens + "
                 f"rollout.max_completion_tokens are {max_tokens}; start it with --max-model-len {max_tokens} or more"
             )
-        self._model = str(models[0].get("id"))
 
     def complete(
         self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
     ) -> list[Completion]:
-        """See `VllmEngine.complete`: one request a completion, as many at a time as there are connections."""
+        """Return a completion of each request: one of HTTP for each, as many at a time as there are connections."""
         drawn: list[Completion] = []
         with (
             ThreadPoolExecutor(self._connections) as pool,
@@ -102,11 +98,6 @@ class VllmClient:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)  # after an error, those that were not sent yet
         return drawn
-
-    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """See `VllmEngine.prompt_logps`."""
-        with ThreadPoolExecutor(self._connections) as pool:
-            return [logp for logps in pool.map(self._prompt_logps, prompts) for logp in logps]
 
     def _complete(self, request: Request, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
         wanted = {
@@ -122,74 +113,73 @@ class VllmClient:
             "skip_special_tokens": False,
         }
         tries = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ServerGoneError) and not isinstance(error, TooSlowError)),
+            retry=retry_if_exception(_is_worth_another_try),
             stop=stop_after_attempt(TRIES),
             wait=wait_exponential(multiplier=1, max=8),
             reraise=True,
         )
-        answer = tries(self._post, "/v1/completions", wanted, COMPLETION_SECONDS)
-        try:
-            choice = answer["choices"][0]
-            tokens, logps = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
-            reason = choice["finish_reason"]
-        except (LookupError, TypeError) as error:
-            raise SamplerError(f"{self.url}: the answer to a completion has no tokens: {shown(answer)}") from error
-        try:
-            return checked_completion(tokens, logps, reason, settings, end_tokens)
-        except ServerGoneError as error:
-            raise ServerGoneError(f"{self.url}: {error}") from error
+        with self._understood():
+            choice = tries(self._ask, "POST", "/v1/completions", wanted, COMPLETION_SECONDS)["choices"][0]
+            tokens, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            return checked_completion(tokens, logps, choice["finish_reason"], settings, end_tokens)
+
+    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """Return log p(token | those before it) of every token but the first of each prompt, at temperature 1."""
+        with ThreadPoolExecutor(self._connections) as pool:
+            return [logp for logps in pool.map(self._prompt_logps, prompts) for logp in logps]
 
     def _prompt_logps(self, tokens: Sequence[int]) -> list[float]:
         wanted = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        answer = self._post("/v1/completions", wanted)
-        try:
-            found = answer["choices"][0]["prompt_logprobs"][1:]
+        with self._understood():
+            found = self._ask("POST", "/v1/completions", wanted)["choices"][0]["prompt_logprobs"][1:]
             return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], found, strict=True)]
-        except (LookupError, TypeError, ValueError) as error:
-            raise SamplerError(f"{self.url}: the answer has no log-probabilities of the prompt: {shown(answer)}") from error
 
     def weight_version(self) -> str:
         """Return the label of the weights that were last loaded; `default` since the start."""
-        answer = self._get("/weight_info")
-        if not isinstance(answer, dict) or "weight_version" not in answer:
-            raise SamplerError(f"{self.url}/weight_info: the answer has no version of the weights: {shown(answer)}")
-        return str(answer["weight_version"])
+        with self._understood():
+            return str(self._ask("GET", "/weight_info")["weight_version"])
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """See `VllmEngine.load_weights`; no request is under way meanwhile."""
-        self._post("/pause?mode=wait", {})
-        self._post("/init_weight_transfer_engine", {"init_info": {}})
-        self._post("/start_weight_update", {})
-        self._post("/update_weights", {"update_info": {"path": path, "manifest": manifest}}, COMPLETION_SECONDS)
-        self._post("/finish_weight_update", {"weight_version": version})
-        answer = self._post("/reset_prefix_cache", {})
-        if not isinstance(answer, dict) or answer.get("success") is not True:
-            raise SamplerError(f"{self.url}: the prefix cache was not emptied after new weights")
+        """Load a file of weights, all of it or none, while no request is under way, and forget what was computed with others.
+
+        Args:
+            path: a safetensors file.
+            manifest: {name: {"shape", "sha256"}} of its tensors.
+            version: their label.
+        """
+        self._ask("POST", "/pause?mode=wait", {})
+        self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
+        self._ask("POST", "/start_weight_update", {})
+        self._ask("POST", "/update_weights", {"update_info": {"path": path, "manifest": manifest}}, COMPLETION_SECONDS)
+        self._ask("POST", "/finish_weight_update", {"weight_version": version})
+        with self._understood():
+            if self._ask("POST", "/reset_prefix_cache", {})["success"] is not True:
+                raise SamplerError(f"{self.url}: the prefix cache was not emptied after new weights")
         for cache in INPUT_CACHES:
-            self._post(f"/reset_{cache}_cache", {})
-        self._post("/resume", {})
+            self._ask("POST", f"/reset_{cache}_cache", {})
+        self._ask("POST", "/resume", {})
 
-    def _get(self, path: str) -> Any:
-        return self._send(lambda: self._http.get(path), path)
-
-    def _post(self, path: str, body: Mapping[str, Any], seconds: float = CONTROL_SECONDS) -> Any:
-        return self._send(lambda: self._http.post(path, json=body, timeout=seconds), path)
-
-    def _send(self, request: Any, path: str) -> Any:
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = CONTROL_SECONDS) -> Any:
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
-            response = request()
-        except httpx.ReadTimeout as error:
-            raise TooSlowError(f"{self.url}{path}: no answer in time") from error
+            response = self._http.request(method, path, json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise ServerGoneError(f"{self.url}{path}: no answer ({type(error).__name__}: {cause(error)})") from error
-        if response.is_server_error:
-            raise ServerGoneError(f"{self.url}{path}: answered {response.status_code}: {shown(response.text, 300)}")
         if not response.is_success:
-            raise SamplerError(f"{self.url}{path}: refused with {response.status_code}: {shown(response.text, 300)}")
-        try:
+            kind = ServerGoneError if response.is_server_error else SamplerError
+            raise kind(f"{self.url}{path}: refused with {response.status_code}: {shown(response.text, 300)}")
+        with self._understood():
             return response.json() if response.content else None
-        except json.JSONDecodeError as error:
-            raise SamplerError(f"{self.url}{path}: the answer is not JSON: {shown(response.text)}") from error
+
+    def _understood(self) -> contextlib.AbstractContextManager[None]:
+        """Raise whatever goes wrong inside with an answer as one error."""
+        message = f"{self.url}: this is no answer of a vLLM server with one model ({{cause}})"
+        return raised_as(SamplerError, message, LookupError, TypeError, ValueError)
+
+
+def _is_worth_another_try(error: BaseException) -> bool:
+    """Return whether it was not a lack of time: to ask again would only make that wait longer."""
+    return isinstance(error, ServerGoneError) and not isinstance(error.__cause__, httpx.ReadTimeout)
 
 
 def connect(config: RunConfig) -> VllmClient:
@@ -208,3 +198,25 @@ def connect(config: RunConfig) -> VllmClient:
     client = VllmClient(url, os.environ.get(KEY_VARIABLE), settings.in_flight)
     client.open_model(longest_row(config))
     return client
+
+
+@contextlib.contextmanager
+def reported(what: Callable[[], str]) -> Iterator[None]:
+    """Log, every 30 s while inside, what is waited for and for how long.
+
+    Args:
+        what: returns it in words; called from a thread.
+    """
+    began, done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not done.wait(REPORT_SECONDS):
+            logger.info("%s, %.0f s so far", what(), time.monotonic() - began)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

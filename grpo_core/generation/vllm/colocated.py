@@ -7,73 +7,62 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from grpo_core.config import RunConfig
+from grpo_core.config.derived import longest_row
 from grpo_core.errors import SamplerError, raised_as
+from grpo_core.generation.vllm.client import reported
 from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
-from grpo_core.generation.vllm.launch import HEAD_IN_FLOAT32, process_variables
-from grpo_core.generation.vllm.waiting import reported
+from grpo_core.generation.vllm.launch import GIB, HEAD_IN_FLOAT32, process_variables
 
 if TYPE_CHECKING:
     from grpo_core.generation.sampler import SamplingSettings
-
-GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColocatedSettings:
-    """What vLLM is started with."""
-
-    model: Path
-    dtype: str
-    context: int
-    """Tokens of the longest prompt and completion together."""
-    in_flight: int
-    """Completions at a time."""
-    kv_cache_gib: int
-    sleeps: bool
-    """Whether it gives its memory away between rollouts; needs a GPU."""
 
 
 class ColocatedVllm:
     """vLLM in this process; one may be made in the life of a process."""
 
-    def __init__(self, settings: ColocatedSettings) -> None:
+    def __init__(self, config: RunConfig, model: Path) -> None:
         """Start it: it reads the model's folder, and has its weights.
+
+        Args:
+            config: of the run.
+            model: folder of the initial policy.
 
         Raises:
             SamplerError: it cannot be had here; the message is vLLM's.
         """
+        settings, context = config.rollout.vllm, longest_row(config)
         os.environ.update({**process_variables(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"})
         with _failures("start"), reported(lambda: "vLLM is starting in the training process"), _process_kept():
             from vllm import LLM
 
             self._llm: Any = LLM(
-                model=str(settings.model),
-                dtype=settings.dtype,
-                max_model_len=settings.context,
+                model=str(model),
+                dtype=config.model.dtype,
+                max_model_len=context,
                 max_num_seqs=settings.in_flight,
                 logprobs_mode="processed_logprobs",  # with the temperature, as the trainer's
                 generation_config="vllm",  # no sampling settings from the model's folder
                 # Seeded requests and chunks of prompts end the engine on a CPU, see `launch.command`.
                 enable_chunked_prefill=False,
-                max_num_batched_tokens=max(8192, settings.context),
+                max_num_batched_tokens=max(8192, context),
                 kv_cache_memory_bytes=settings.kv_cache_gib * GIB,
                 gpu_memory_utilization=0.01,  # what remains of it is a check at the start, when the trainer has its part
-                enable_sleep_mode=settings.sleeps,
+                enable_sleep_mode=settings.sleep,
                 enforce_eager=True,
                 hf_overrides=HEAD_IN_FLOAT32,
                 weight_transfer_config={"backend": "grpo_file"},
             )
             self._llm.init_weight_transfer_engine({"init_info": {}})
-            if settings.sleeps:
+            if settings.sleep:
                 self._llm.sleep(level=1)
-        self._sleeps = settings.sleeps
+        self._sleeps = settings.sleep
 
     def __str__(self) -> str:
         """Return where it is."""
@@ -81,7 +70,7 @@ class ColocatedVllm:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """See `VllmEngine.awake`. Asleep its weights are in the memory of the CPU; its cache is gone."""
+        """Inside, it has its memory; outside the trainer may have it: the weights are on the CPU, and the cache is gone."""
         if not self._sleeps:
             yield
             return
@@ -94,11 +83,11 @@ class ColocatedVllm:
                 self._llm.sleep(level=1)
 
     def weight_version(self) -> str:
-        """See `VllmEngine.weight_version`."""
+        """See `VllmClient.weight_version`."""
         return str(self._llm.get_weight_version())
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """See `VllmEngine.load_weights`."""
+        """See `VllmClient.load_weights`."""
         with _failures("take the weights"):
             self._llm.start_weight_update()
             self._llm.update_weights({"update_info": {"path": path, "manifest": manifest}})
@@ -109,7 +98,7 @@ class ColocatedVllm:
                 getattr(self._llm.llm_engine, f"reset_{cache}_cache")()
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """See `VllmEngine.prompt_logps`."""
+        """See `VllmClient.prompt_logps`."""
         answers = self._generate(prompts, [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(prompts))
         return [
             float(place[token].logprob)
@@ -120,7 +109,7 @@ class ColocatedVllm:
     def complete(
         self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
     ) -> list[Completion]:
-        """See `VllmEngine.complete`."""
+        """See `VllmClient.complete`."""
         wanted: list[dict[str, Any]] = [
             {
                 "max_tokens": settings.max_completion_tokens,

@@ -1,9 +1,11 @@
-"""What a vLLM must be able to do to be a sampler: behind an address (`client`), or in the training process (`colocated`)."""
+"""What is asked of a vLLM, behind an address (`client`) or in the training process (`colocated`), and what it answers.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+Both raise ServerGoneError where it died, and SamplerError where it refuses or its answer is none.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from grpo_core.errors import ServerGoneError, shown
 
@@ -35,52 +37,6 @@ class Completion:
     truncated: bool
 
 
-class VllmEngine(Protocol):
-    """A vLLM with a copy of the policy; `str` says where it is."""
-
-    def awake(self) -> AbstractContextManager[None]:
-        """Inside, it has its memory; outside, the trainer may have it."""
-        ...
-
-    def weight_version(self) -> str:
-        """Return the label of the weights that were last loaded; `default` since the start."""
-        ...
-
-    def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """Load a file of weights, all of it or none, and forget what was computed with others.
-
-        Args:
-            path: a safetensors file.
-            manifest: {name: {"shape", "sha256"}} of its tensors.
-            version: their label.
-
-        Raises:
-            ServerGoneError: it died.
-            SamplerError: it refused.
-        """
-        ...
-
-    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """Return log p(token | those before it) of every token but the first of each prompt, at temperature 1.
-
-        Raises:
-            ServerGoneError: it died.
-            SamplerError: it refused, or its answer is not one of such.
-        """
-        ...
-
-    def complete(
-        self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
-    ) -> list[Completion]:
-        """Return a completion of each request.
-
-        Raises:
-            ServerGoneError: it died.
-            SamplerError: it refused, or its answer is not one of tokens and log-probabilities.
-        """
-        ...
-
-
 def checked_completion(
     tokens: Sequence[int], logps: Sequence[float], reason: object, settings: "SamplingSettings", end_tokens: Sequence[int]
 ) -> Completion:
@@ -100,5 +56,5 @@ def checked_completion(
     whole = len(tokens) == len(logps) and (ends or len(tokens) == settings.max_completion_tokens)
     if not whole or reason not in ("stop", "length"):
         why = f"{len(tokens)} tokens, {len(logps)} log-probabilities, finish_reason {shown(reason)}"
-        raise ServerGoneError(f"a completion was cut off ({why})")
+        raise ServerGoneError(f"vLLM: a completion was cut off ({why})")
     return Completion(token_ids=tuple(tokens), logps=tuple(logps), truncated=not ends)

@@ -45,33 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     python = options.folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if not python.exists():
-        _run(sys.executable, "-m", "venv", str(options.folder))
+        subprocess.run([sys.executable, "-m", "venv", options.folder], check=True)
     if options.cuda:
-        _run(*pip, CUDA_WHEEL)
+        subprocess.run([*pip, CUDA_WHEEL], check=True)
     else:
-        _run(*pip, "--no-deps", CPU_WHEEL, "packaging")
+        subprocess.run([*pip, "--no-deps", CPU_WHEEL, "packaging"], check=True)
         wanted = subprocess.run(
             [python, "-c", REQUIREMENTS, CPU_WHEEL.partition("==")[0], TORCH], check=True, capture_output=True, text=True
         )
-        _run(*pip, *wanted.stdout.split())
+        subprocess.run([*pip, *wanted.stdout.split()], check=True)
     with tempfile.TemporaryDirectory(prefix="grpo-plugin-") as private:
         # A build leaves files beside its sources, which here are a part of this package and may not be written.
         copy = shutil.copytree(
             PLUGIN, Path(private) / "plugin", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         )
-        _run(*pip, "--no-deps", str(copy))
+        subprocess.run([*pip, "--no-deps", str(copy)], check=True)
     if options.trainer:
-        _run(*pip, *trainer_requirements())
+        # This distribution's own requirements, without those of its extras.
+        subprocess.run([*pip, *(text for text in requires("grpo-flow") or () if ";" not in text)], check=True)
     print(f"{python} has vLLM and the plugin; a run finds it here, elsewhere through GRPO_VLLM_PYTHON")  # noqa: T201
-
-
-def trainer_requirements() -> list[str]:
-    """Return what a training process imports: this distribution's own requirements, without those of its extras."""
-    return [text for text in requires("grpo-flow") or () if ";" not in text]
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

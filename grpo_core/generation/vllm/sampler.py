@@ -9,18 +9,19 @@ from pathlib import Path
 
 import torch
 
-from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
+from grpo_core.errors import ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
-from grpo_core.generation.vllm.engine import Completion, Request, VllmEngine
-from grpo_core.generation.vllm.probe import probe_of
-from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge
-from grpo_core.generation.vllm.waiting import reported
-from grpo_core.generation.vllm.weights import rounded_as_sent, weights_file, weights_of
+from grpo_core.generation.vllm.client import VllmClient, reported
+from grpo_core.generation.vllm.colocated import ColocatedVllm
+from grpo_core.generation.vllm.engine import Completion, Request
+from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_of
+from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
 
+VllmEngine = VllmClient | ColocatedVllm
 RESTARTS = 2
 """How often within one call a server that was lost is started again."""
 
@@ -36,7 +37,6 @@ class VllmSampler:
         *,
         folder: Path,
         end: Callable[[], None] | None = None,
-        leave: Callable[[], None] | None = None,
     ) -> None:
         """Connect at the first use.
 
@@ -46,12 +46,10 @@ class VllmSampler:
             probe: prompts whose log-probabilities show that vLLM uses these weights.
             folder: where the weights lie for a moment if they do not fit in shared memory.
             end: ends the server; None = it is somebody else's, and one that is lost cannot be started again.
-            leave: leaves a server that has passed every check to the next run; None = it is ended.
         """
         self._connect, self._policy, self._folder = connect, policy, folder
         self._probe, self._restarts = probe_of(probe), 0 if end is None else RESTARTS
         self._end = end or (lambda: None)
-        self._leave = leave or self._end
         self._engine: VllmEngine | None = None
         self._version: str | None = None
         self._confirmed: ProbeLogps | None = None
@@ -69,24 +67,23 @@ class VllmSampler:
                 engine = self._engine = self._engine or self._connect()
                 with engine.awake():
                     self._hand_over_weights(engine)
-                    completions = self._complete(engine, prompts, settings, key)
-                    self._refuse_other_weights(engine)
+                    requests = requests_of(prompts, settings.group_size, key)
+                    completions = engine.complete(requests, settings, self._policy.eos_token_ids)
+                    # A server may have taken the place of another, or somebody may have loaded other weights.
+                    self._refuse_version(engine, str(self._version))
             except ServerGoneError as error:
                 self._engine = self._version = self._confirmed = None
                 if attempt == self._restarts:
                     raise
                 logger.warning("%s; starting the vLLM server again for the same step", error)
-            except SamplerError:
-                self._version = None  # such a server is left to nobody
-                raise
             else:
                 batch = as_batch(prompts, settings.group_size, completions, self._policy)
                 return replace(batch, weights=str(self._version), figures=self._figures)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def close(self) -> None:
-        """End the server, if it is this run's; one that has the run's weights is left to the next run where servers stay."""
-        (self._end if self._version is None else self._leave)()
+        """End the server, if it is this run's."""
+        self._end()
 
     def _hand_over_weights(self, engine: VllmEngine) -> None:
         """Give it the policy's weights, unless it has them, and have it show that it uses them."""
@@ -100,45 +97,27 @@ class VllmSampler:
             with handing_over, weights_file(self._policy, self._folder) as path:
                 engine.load_weights(str(path), weights.manifest, version)
             self._refuse_version(engine, version)
-            self._figures = self._prove(engine).figures()
+            self._figures = self._prove(engine)
             self._version = version
         self._figures["time/transfer_seconds"] = time.monotonic() - began
 
-    def _prove(self, engine: VllmEngine) -> Verdict:
-        counted = list(self._probe.counted)
-        server = torch.tensor(engine.prompt_logps(self._probe.prompts), dtype=torch.float64)
-        now = ProbeLogps(server=server[counted], trainer=self._trainer_logps()[counted])
-        verdict = judge(now, self._confirmed, self._policy.dtype)
-        if verdict.is_conclusive or self._confirmed is None:
+    def _prove(self, engine: VllmEngine) -> dict[str, float]:
+        server = torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64)
+        now = ProbeLogps(server=server, trainer=self._trainer_logps())
+        figures = judge(now, self._confirmed, self._policy.dtype)
+        if figures["conclusive"] or self._confirmed is None:
             self._confirmed = now
-        return verdict
+        return {f"sampler/probe/{name}": value for name, value in figures.items()}
 
     def _trainer_logps(self) -> torch.Tensor:
-        """Return those of the probe's tokens, each but the first of its prompt, at temperature 1.
-
-        They are of the weights as they were sent, computed in float32.
-        """
-        after_first = [
-            Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe.prompts
-        ]
-        prompts = [
+        """Return those of the probe's tokens, each but the first of its prompt, at temperature 1."""
+        rest = [Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe]
+        firsts = [
             Prompt(id=number, content="", text="", token_ids=tokens[:1], columns={})
-            for number, tokens in enumerate(self._probe.prompts)
+            for number, tokens in enumerate(self._probe)
         ]
-        rows = as_batch(prompts, 1, after_first, self._policy)
-        with rounded_as_sent(self._policy):
-            logps = replace(self._policy, temperature=1.0, dtype="float32").logps(rows)
-        return logps[rows.completion_mask].double().cpu()
-
-    def _complete(
-        self, engine: VllmEngine, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
-    ) -> list[Completion]:
-        return engine.complete(requests_of(prompts, settings.group_size, key), settings, self._policy.eos_token_ids)
-
-    def _refuse_other_weights(self, engine: VllmEngine) -> None:
-        """Refuse a rollout in which a server took the place of another, or somebody loaded other weights."""
-        assert self._version is not None
-        self._refuse_version(engine, self._version)
+        rows = as_batch(firsts, 1, rest, self._policy)
+        return replace(self._policy, temperature=1.0).logps(rows)[rows.completion_mask].double().cpu()
 
     def _refuse_version(self, engine: VllmEngine, version: str) -> None:
         found = engine.weight_version()

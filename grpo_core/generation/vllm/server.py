@@ -1,4 +1,4 @@
-"""The process of a vLLM server: on loopback, with a key, in a process group that ends with its owner."""
+"""The processes of vLLM servers: on loopback, with a key, in process groups that end with the process that started them."""
 
 import contextlib
 import logging
@@ -8,20 +8,21 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_core.errors import SamplerError, ServerGoneError
-from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, reported
 from grpo_core.generation.vllm.launch import ServerSettings, command, environment
-from grpo_core.generation.vllm.waiting import reported
 from grpo_core.machine.disk import append_private
-from grpo_core.machine.process_id import ProcessId, identify
+from grpo_core.machine.process_id import identify
 
 logger = logging.getLogger(__name__)
 
 PYTHON_VARIABLE, OWNER_VARIABLE = "GRPO_VLLM_PYTHON", "GRPO_VLLM_OWNER"
+LENT_VARIABLE = "GRPO_VLLM_LENT"
+"""Port, process and log of the server that a sweep lends to a run; its key is in `KEY_VARIABLE`."""
 ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm` makes, in the current folder."""
 START_SECONDS, POLL_SECONDS = 600.0, 0.5
@@ -30,83 +31,56 @@ PORT_TAKEN = "ddress already in use"
 TAIL_LINES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchedServer:
-    """A server that has a process; whether it answers yet is another matter."""
-
-    port: int
-    key: str = field(repr=False)
-    process: ProcessId
-    """The leader of its process group."""
-
-    def client(self, connections: int) -> VllmClient:
-        """Return a client of it with so many requests at a time."""
-        return VllmClient(f"http://127.0.0.1:{self.port}", self.key, connections)
-
-
 class VllmServer:
     """A server process that is started, awaited and ended here."""
 
-    def __init__(self, settings: ServerSettings, connections: int, owner: ProcessId | None = None) -> None:
+    def __init__(self, settings: ServerSettings, connections: int, variables: Mapping[str, str] | None = None) -> None:
         """Prepare to start.
 
         Args:
             settings: what the server is started with.
             connections: requests at a time.
-            owner: the process with which the server ends, however that one ends; None = this one.
+            variables: more environment variables of the server, such as its GPU's.
         """
-        self._settings, self._connections, self._owner = settings, connections, owner
+        self.settings, self.variables, self._connections = settings, dict(variables or {}), connections
         self._process: subprocess.Popen[bytes] | None = None
-        self._launched: LaunchedServer | None = None
+        self._port, self._key = 0, ""
 
     def start(self) -> VllmClient:
-        """Start the server and return once it answers.
+        """Start the server and return once it answers; one that was started here before is ended.
 
         Raises:
             SamplerError: its process ended, or it did not answer in time; the message quotes the log.
         """
         self.launch()
-        return self.wait_until_ready()
+        client = VllmClient(f"http://127.0.0.1:{self._port}", self._key, self._connections)
+        try:
+            wait_until_ready(client, lambda: self.is_running, self.settings.log_file)
+        except SamplerError:
+            self.stop()
+            raise
+        return client
 
-    def launch(self) -> LaunchedServer:
+    def launch(self) -> None:
         """Start the server's process; one that was started here before is ended."""
         self.stop()
-        port, key, settings = _free_port(), secrets.token_urlsafe(32), self._settings
-        owner = self._owner or identify(os.getpid())
-        with append_private(settings.log_file) as log:
+        self._port, self._key = _free_port(), secrets.token_urlsafe(32)
+        owner = identify(os.getpid())
+        own = {**self.variables, OWNER_VARIABLE: f"{owner.pid}:{owner.started}"}
+        with append_private(self.settings.log_file) as log:
             self._process = subprocess.Popen(
-                command(settings, port),
-                env={**environment(settings, key), OWNER_VARIABLE: f"{owner.pid}:{owner.started}"},
+                command(self.settings, self._port),
+                env={**environment(self.settings, self._key), **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self._launched = LaunchedServer(port=port, key=key, process=identify(self._process.pid))
-        return self._launched
 
-    def wait_until_ready(self) -> VllmClient:
-        """Return a client once the server that was launched answers.
-
-        Raises:
-            SamplerError: its process ended, or it did not answer in time; the message quotes the log.
-        """
-        assert self._process is not None
-        assert self._launched is not None
-        client, settings = self._launched.client(self._connections), self._settings
-        began = time.monotonic()
-        with reported(lambda: f"the vLLM server is starting (its log: {settings.log_file})"):
-            while not client.is_ready():
-                if self._process.poll() is not None:
-                    end = self._log_end()
-                    kind = ServerGoneError if PORT_TAKEN in end else SamplerError  # another start takes another port
-                    raise kind(f"the vLLM server ended with {self._process.returncode} while it started; {end}")
-                if time.monotonic() - began > START_SECONDS:
-                    self.stop()
-                    raise SamplerError(f"the vLLM server did not answer within {START_SECONDS:.0f} s; {self._log_end()}")
-                time.sleep(POLL_SECONDS)
-        logger.info("the vLLM server was started in %.0f s", time.monotonic() - began)
-        return client
+    @property
+    def is_running(self) -> bool:
+        """Whether the first of its processes runs."""
+        return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
         """End the server and every process of its group, at once: nothing in it needs saving."""
@@ -116,9 +90,90 @@ class VllmServer:
             self._process.wait()
             self._process = None
 
-    def _log_end(self) -> str:
-        lines = self._settings.log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return f"its log, {self._settings.log_file}, ends with: {' | '.join(lines)}"
+    def lent(self) -> dict[str, str]:
+        """Return the environment variables with which a run finds the server."""
+        assert self._process is not None
+        return {LENT_VARIABLE: f"{self._port} {self._process.pid} {self.settings.log_file}", KEY_VARIABLE: self._key}
+
+
+class SlotServers:
+    """The servers of a sweep on this machine, one a run at a time: each run is lent one, and gives it back for the next."""
+
+    def __init__(self) -> None:
+        """Start none yet."""
+        self._free: list[VllmServer] = []
+        self._lent: list[VllmServer] = []
+
+    def lend(self, wanted: ServerSettings, variables: Mapping[str, str]) -> VllmServer:
+        """Return a server for a run, which may still be starting; a free one that does not suit gives its place to it.
+
+        Args:
+            wanted: what the run needs.
+            variables: the environment variables that choose its GPU.
+        """
+        server = next((server for server in self._free if _suits(server, wanted, variables)), None)
+        if server is None:
+            if self._free:
+                self._free[0].stop()
+                del self._free[0]
+            server = VllmServer(wanted, connections=1, variables=variables)
+            server.launch()
+        else:
+            self._free.remove(server)
+        self._lent.append(server)
+        return server
+
+    def give_back(self, server: VllmServer, *, is_sound: bool) -> None:
+        """Take a server back; end it where its run did not come to its end, as nobody knows what state it is in."""
+        self._lent.remove(server)
+        if is_sound:
+            self._free.append(server)
+        else:
+            server.stop()
+
+    def close(self) -> None:
+        """End all."""
+        for server in (*self._free, *self._lent):
+            server.stop()
+
+
+def _suits(server: VllmServer, wanted: ServerSettings, variables: Mapping[str, str]) -> bool:
+    has = server.settings
+    is_same = replace(has, context=wanted.context, log_file=wanted.log_file) == wanted and server.variables == variables
+    return server.is_running and is_same and has.context >= wanted.context
+
+
+def lent_client(connections: int) -> VllmClient:
+    """Return a client of the server that a sweep has lent to this run, once that answers.
+
+    Raises:
+        SamplerError: it ended while it started, or did not answer in time.
+    """
+    port, process, log_file = os.environ[LENT_VARIABLE].split(" ", 2)
+    client = VllmClient(f"http://127.0.0.1:{port}", os.environ[KEY_VARIABLE], connections)
+    # The sweep, whose child it is, takes note of its end at once; then there is no such process any more.
+    wait_until_ready(client, Path("/proc", process).exists, Path(log_file))
+    return client
+
+
+def wait_until_ready(client: VllmClient, is_running: Callable[[], bool], log_file: Path) -> None:
+    """Wait until a server that was started answers.
+
+    Raises:
+        SamplerError: its process ended, or it did not answer in time; the message quotes the log.
+    """
+    began = time.monotonic()
+    with reported(lambda: f"the vLLM server is starting (its log: {log_file})"):
+        while not client.is_ready():
+            waited = time.monotonic() - began
+            if is_running() and waited < START_SECONDS:
+                time.sleep(POLL_SECONDS)
+                continue
+            tail = " | ".join(log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            why = f"did not answer within {START_SECONDS:.0f} s" if is_running() else "ended while it started"
+            kind = ServerGoneError if PORT_TAKEN in tail else SamplerError  # another start takes another port
+            raise kind(f"the vLLM server {why}; its log, {log_file}, ends with: {tail}")
+    logger.info("the vLLM server answers after %.0f s", time.monotonic() - began)
 
 
 def find_python(named: str | None) -> Path:
@@ -152,18 +207,14 @@ def require_modules(key: str, python: Path, modules: Sequence[str], command: str
     Raises:
         SamplerError: names what it lacks.
     """
-    lacks = [name for name in modules if not _has(python, name)]
+    code = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"
+    found = subprocess.run([python, "-c", code, *modules], check=False, capture_output=True, text=True)
+    lacks = modules if found.returncode else found.stdout.split()
     if lacks:
-        plugin = Path(__file__).parent / "plugin"
         raise SamplerError(
             f"{key}: {python} has no {' and no '.join(lacks)}; {command}, or for the plugin alone: "
-            f"{python} -m pip install --no-deps {plugin}"
+            f"{python} -m pip install --no-deps {Path(__file__).parent / 'plugin'}"
         )
-
-
-def _has(python: Path, module: str) -> bool:
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def _free_port() -> int:

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import free_bytes, whole_or_gone
-from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.policy import Policy
 
 MEMORY = Path("/dev/shm")
@@ -39,9 +38,9 @@ def weights_of(policy: Policy) -> Weights:
         TrainingError: a weight is not finite.
     """
     tensors = _tensors(policy)
-    broken = [name for name, value in tensors.items() if not bool(value.isfinite().all())]
-    if broken:
-        raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {', '.join(broken[:3])}")
+    for name, value in tensors.items():
+        if not bool(value.isfinite().all()):
+            raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {name}")
     manifest = {
         name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
         for name, tensor in tensors.items()
@@ -64,24 +63,6 @@ def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
         with whole_or_gone("the weights for the sampler", path):
             save_file(tensors, path)
         yield path
-
-
-@contextlib.contextmanager
-def rounded_as_sent(policy: Policy) -> Iterator[None]:
-    """Give the policy, while inside, the weights that a server of its type has; afterwards its own again, bit for bit."""
-    dtype = getattr(torch, policy.dtype)
-    own = {} if dtype == torch.float32 else {name: value.detach().clone() for name, value in policy.model.named_parameters()}
-    try:
-        with prepared_weights(policy.model, "float32", packed=False, rounded_to=dtype), torch.no_grad():
-            for name, value in policy.model.named_parameters():
-                if name in own:
-                    value.copy_(own[name].to(dtype))
-            yield
-    finally:
-        with torch.no_grad():
-            for name, value in policy.model.named_parameters():
-                if name in own:
-                    value.copy_(own[name])
 
 
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:

@@ -14,8 +14,9 @@ def register() -> None:
     """Make the weight transfer known to vLLM, and end this process when the one that owns the server ends."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if BACKEND not in WeightTransferEngineFactory._registry:  # vLLM calls plugins more than once in a process
-        WeightTransferEngineFactory.register_engine(BACKEND, "grpo_vllm.engine", "FileTransferEngine")
+    if BACKEND in WeightTransferEngineFactory._registry:
+        return  # vLLM calls plugins more than once in a process
+    WeightTransferEngineFactory.register_engine(BACKEND, "grpo_vllm.engine", "FileTransferEngine")
     if os.environ.get(WITHOUT_TILES):
         import torch
 

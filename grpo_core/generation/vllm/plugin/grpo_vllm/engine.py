@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -90,27 +90,17 @@ def read_checked(path: Path, manifest: dict[str, dict[str, Any]]) -> dict[str, t
     """Return the tensors of a file by name.
 
     Raises:
-        ValueError: names what the file has too many or too few, or the first tensor with another shape or content, or one that
-            is not finite.
+        ValueError: names the tensors that are too many, missing, or of another shape or content than the manifest says.
     """
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        if names != set(manifest):
-            raise ValueError(f"{path}: other tensors than the manifest's: {sorted(names ^ set(manifest))[:10]}")
-        tensors = {name: file.get_tensor(name) for name in sorted(names)}
-    for name, tensor in tensors.items():
-        wanted = manifest[name]
-        if list(tensor.shape) != wanted["shape"]:
-            raise ValueError(f"{path}: {name} has the shape {list(tensor.shape)}, the manifest says {wanted['shape']}")
-        if digest(tensor) != wanted["sha256"]:
-            raise ValueError(f"{path}: the SHA-256 of {name} is not the manifest's")
-        if not bool(tensor.isfinite().all()):
-            raise ValueError(f"{path}: {name} holds values that are not finite")
+    tensors = load_file(path)
+    found = {name: {"shape": list(tensor.shape), "sha256": _digest(tensor)} for name, tensor in tensors.items()}
+    wrong = sorted(name for name in found.keys() | manifest.keys() if found.get(name) != manifest.get(name))
+    if wrong:
+        raise ValueError(f"{path}: not as the manifest says: {', '.join(wrong[:10])}")
     return tensors
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes."""
+def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 

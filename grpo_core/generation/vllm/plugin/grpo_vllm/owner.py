@@ -11,27 +11,23 @@ from pathlib import Path
 OWNER_VARIABLE = "GRPO_VLLM_OWNER"
 """Process id and start time of the owner, `1234:5678`; not set for a server that was started by hand."""
 LOOK_SECONDS = 1.0
-_watching = False
 
 
 def end_with_owner() -> None:
-    """Watch the owner that the environment names, in a thread; once in a process."""
-    global _watching  # noqa: PLW0603  (one thread a process)
+    """Watch the owner that the environment names, in a thread."""
     owner = os.environ.get(OWNER_VARIABLE)
-    if owner and not _watching:
-        _watching = True
-        threading.Thread(target=_watch, args=(owner,), name="owner-watch", daemon=True).start()
+    if owner:
+        threading.Thread(target=_watch, args=owner.split(":"), daemon=True).start()
 
 
-def _watch(owner: str) -> None:
-    number, _, started = owner.partition(":")
-    while start_time(int(number)) == started:
+def _watch(process: str, started: str) -> None:
+    while _start_time(process) == started:
         time.sleep(LOOK_SECONDS)
     os._exit(1)
 
 
-def start_time(process: int) -> str | None:
-    """Return when a process was started, in clock ticks since the machine was; None where there is no such process."""
+def _start_time(process: str) -> str | None:
+    """Return when a process was started, in clock ticks since the machine was; None where there is none that runs."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
