@@ -5,7 +5,7 @@ plan                the checked plan: every arm's configuration, the objective, 
 display             what knobs, levels and arms are called, and how figures are written
 measures            the figures of a run, which results, tables and MLflow share; what is measured at its end
 folder              the sweep's folder, and what its files hold
-campaign, progress  which run begins, and what to do when one has ended; how far the runs and the sweep are
+campaign            which run begins, what to do when one has ended, and how long the rest takes
 launcher, pruning   what starts the runs; which of them are not worth finishing
 study               the search, as an Optuna study: the only module that imports Optuna
 results, status     tables of all runs and their steps, of which `statistics` and `report` are made; where sweeps and runs are

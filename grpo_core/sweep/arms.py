@@ -7,10 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, shown
 from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.schema import Range, SweepConfig
@@ -106,11 +103,12 @@ class Arm:
         return f"{self.name} seed={seed}"
 
 
-class Outcome(Section, strict=True):
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
     """How one run of a sweep ended."""
 
-    arm: int = Field(ge=0)
-    seed: int = Field(ge=0)
+    arm: int
+    seed: int
     status: str
     """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
     cause: str | None = None

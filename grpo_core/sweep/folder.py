@@ -4,8 +4,10 @@
 runs/arm-000-seed-0/ ...  results/  report/  vllm/
 """
 
+import contextlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +15,7 @@ from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import SweepError, raised_as
 from grpo_core.machine.disk import read_regular, write_whole
-from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
+from grpo_core.machine.jsonfile import append_json, read_json, read_lines, write_json
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
@@ -21,8 +23,6 @@ from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
-FAULTS = (OSError, ValueError, LookupError, TypeError)
-"""What is raised where a file holds something else than was written."""
 
 
 class SweepFile(Section):
@@ -111,7 +111,11 @@ class SweepDir(FlowDir):
         """
         self.marker()
         with raised_as(
-            SweepError, f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder", *FAULTS
+            SweepError,
+            f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder",
+            OSError,
+            ValueError,
+            LookupError,
         ):
             file = SweepFile.model_validate_json(read_regular(self.sweep_file))
             base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
@@ -129,29 +133,17 @@ class SweepDir(FlowDir):
         write_json(self.arms_file, {str(number): dict(arm.values) for number, arm in arms.items()})
 
     def read_arms(self) -> dict[int, Arm]:
-        """Return the arms that have been chosen so far, by number.
-
-        Raises:
-            SweepError: the file was changed into something else.
-        """
-        if not self.arms_file.exists():
-            return {}
-        with raised_as(SweepError, f"{self.arms_file}: not the arms of a sweep ({{cause}})", *FAULTS):
-            arms = build(dict[int, dict[str, Any]], read_json(self.arms_file))
-        return {number: Arm(number=number, values=values) for number, values in arms.items()}
+        """Return the arms that have been chosen so far, by number."""
+        arms = read_json(self.arms_file) if self.arms_file.exists() else {}
+        return {int(number): Arm(number=int(number), values=values) for number, values in arms.items()}
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Append how a run ended, in the place of a last line that was torn; it is on disk when this returns."""
-        append_json(self.outcomes_file, outcome.model_dump())
+        append_json(self.outcomes_file, asdict(outcome))
 
     def read_outcomes(self) -> dict[tuple[int, int], Outcome]:
-        """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped.
-
-        Raises:
-            SweepError: a whole line is no outcome.
-        """
-        with raised_as(SweepError, f"{self.outcomes_file}: not the outcomes of a sweep ({{cause}})", *FAULTS):
-            outcomes = [Outcome.model_validate_json(line) for line in read_lines(self.outcomes_file)]
+        """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped."""
+        outcomes = [Outcome(**json.loads(line)) for line in read_lines(self.outcomes_file)]
         return {(outcome.arm, outcome.seed): outcome for outcome in outcomes}
 
 
@@ -183,8 +175,7 @@ class StoredSweep:
 
 
 def mlflow_run_id(flow_dir: FlowDir) -> str | None:
-    """Return the id of a run or sweep in MLflow; None where it has none that can be read."""
-    try:
+    """Return the id of a run or sweep in MLflow; None where it has none that can be read: a store may name any folder."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str(read_json(flow_dir.tracking_file)["run_id"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    return None

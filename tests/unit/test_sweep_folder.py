@@ -62,7 +62,7 @@ def test_a_folder_without_a_readable_sweep_is_refused(sweep_dir: SweepDir, conte
 
 
 def test_optuna_is_imported_by_the_study_alone() -> None:
-    modules = ("campaign", "report.files", "plan", "progress", "folder")
+    modules = ("campaign", "report.files", "plan", "status", "folder")
     code = "; ".join([*(f"import grpo_core.sweep.{name}" for name in modules), "import sys; print('optuna' in sys.modules)"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

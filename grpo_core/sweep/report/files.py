@@ -20,7 +20,6 @@ from grpo_core.sweep.arms import Key, total_runs
 from grpo_core.sweep.display import knob_name, level_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
-from grpo_core.sweep.progress import Journals
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
 from grpo_core.sweep.report.page import render_page
 from grpo_core.sweep.report.pictures import effect_figure, heat_figure
@@ -133,7 +132,7 @@ def _facts(stored: StoredSweep, results: Results) -> SweepFacts:
         last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
-        budget_spent=Journals(stored).spent_budget(arms) is not None,
+        budget_spent=results.budget_spent,
     )
 
 
