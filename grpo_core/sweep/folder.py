@@ -123,7 +123,7 @@ class SweepDir(FlowDir):
             dir=self,
             id=file.id,
             name=file.name,
-            plan=make_plan({**file.sweep, "base": str(base)}, begun=True),
+            plan=make_plan({**file.sweep, "base": str(base)}),
             base=base,
             import_from=file.import_from,
         )

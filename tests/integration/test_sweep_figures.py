@@ -49,15 +49,15 @@ def figures(arm: int, seed: int, step: int) -> dict[str, float]:
     }
 
 
-def write_run(sweep_dir: SweepDir, config: RunConfig, arm: int, seed: int) -> None:
-    """Write a finished run as its training would have."""
+def write_run(sweep_dir: SweepDir, config: RunConfig, arm: int, seed: int, last: int) -> None:
+    """Write a finished run of so many steps as its training would have."""
     run_dir = sweep_dir.run_dir(arm, seed)
     run_dir.create(config)
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
-    for step in range(1, config.training.steps + 1):
+    for step in range(1, last + 1):
         journal.append("step", step, {"metrics": figures(arm, seed, step)})
-    journal.append("end", config.training.steps, {"status": "finished", "reason": None})
+    journal.append("end", last, {"status": "finished", "reason": None})
     journal.close()
     sweep_dir.add_outcome(Outcome(arm=arm, seed=seed, status="finished"))
 
@@ -137,22 +137,22 @@ class Store:
         return str(run_id)
 
 
-def write_sweep(folder: Path, store: Store, steps: int, **keys: Any) -> SweepDir:
+def write_sweep(folder: Path, store: Store, last: int, **keys: Any) -> SweepDir:
     """Write a sweep all of whose runs have finished, each tracked in the store."""
     values = {
         "base": "sums_tiny_cpu",
-        "overrides": {"training.steps": steps, "probe.every_steps": PROBE_EVERY},
+        "overrides": {"training.steps": STEPS, "probe.every_steps": PROBE_EVERY},
         "axes": {"loss.beta": [0.1, 1.0], "reference.sync_steps": [None, 20]},
         "seeds": list(SEEDS),
     }
-    plan = make_plan({**values, **keys}, begun=True)
+    plan = make_plan({**values, **keys})
     sweep_dir = SweepDir(folder / "runs" / "sweep")
     sweep_dir.create(plan, "drift", "drift-1")
     arms = {number: Arm(number=number, values=values) for number, values in enumerate(grid(plan.sweep))}
     sweep_dir.write_arms(arms)
     store.track(sweep_dir.tracking_file, "sweep")
     for arm, seed in itertools.product(arms.values(), plan.sweep.seeds):
-        write_run(sweep_dir, arm_config(plan.sweep, plan.base, arm.values), arm.number, seed)
+        write_run(sweep_dir, arm_config(plan.sweep, plan.base, arm.values), arm.number, seed, last)
         store.track(sweep_dir.run_dir(arm.number, seed).tracking_file, f"{arm.number}-{seed}")
     return sweep_dir
 
@@ -244,20 +244,19 @@ def test_the_figures_in_mlflow(sweep_dir: SweepDir, store: Store, probes: dict[K
 
 
 def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Path, store: Store) -> None:
-    """A sweep that the last version began: what it ranked by a mean of old probes is unknown now, in MLflow, too."""
+    """Runs that a bound on their tokens ended a step early: what an earlier report knew is unknown now, in MLflow, too."""
     objective = {"metric": "reward/mean", "kl_metric": PROBE, "kl_penalty": 0.5, "last_steps": LAST_STEPS}
     axes = {"loss.beta": [0.1, 1.0]}
     sweep_dir = write_sweep(tmp_path, store, STEPS - 1, axes=axes, seeds=[0], objective=objective)
     run_id = json.loads(sweep_dir.run_dir(1, 0).tracking_file.read_text())["run_id"]
     store.client.log_metric(run_id, "sweep/objective", 0.42, step=STEPS - 1)
-    page, answer, problems = report_again(sweep_dir.path)
+    _, answer, problems = report_again(sweep_dir.path)
     assert problems == ()
     assert answer[0] == "no run finished with a known objective: nothing can be compared"
     rows = pandas.read_csv(sweep_dir.results / "runs.csv")
     assert rows[["probe_kl_init", "drift", "objective"]].isna().all(axis=None)
     assert rows["kl_init_seq"].notna().all()
     assert math.isnan(store.client.get_run(run_id).data.metrics["sweep/objective"])
-    assert "probe.every_steps 10" in page.read_text()
 
 
 def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_path: Path, store: Store) -> None:
