@@ -46,15 +46,9 @@ class LocalLauncher:
     outlives_the_sweep = False
 
     def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None) -> None:
-        """Expect so many runs at a time; they report to the Prefect API of this process.
-
-        Args:
-            concurrency: runs at a time.
-            variables: environment variables of every run.
-        """
+        """Expect so many runs at a time, each with these environment variables; they report to this process's Prefect API."""
         self._concurrency, self._variables = concurrency, dict(variables or {})
         self._children: list[_Child] = []
-        self._api = prefect_api()
         self._gpus = visible_gpus()
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
@@ -108,7 +102,7 @@ class LocalLauncher:
             raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:
-        api = {"PREFECT_API_URL": self._api} if self._api else {}
+        api = {"PREFECT_API_URL": str(address)} if (address := PREFECT_API_URL.value()) else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
         part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
@@ -121,17 +115,6 @@ class LocalLauncher:
             "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",
         }
-
-
-def prefect_api() -> str | None:
-    """Return the address of the Prefect API that this process uses: the configured one, or that of its embedded server."""
-    from prefect.server.api.server import SubprocessASGIServer
-
-    configured = PREFECT_API_URL.value()
-    if configured:
-        return str(configured)
-    server = SubprocessASGIServer()  # one a process
-    return server.api_url if server.running else None
 
 
 def _arguments(job: Job) -> list[str]:
