@@ -266,7 +266,7 @@ def test_an_interrupted_run_is_incomplete_and_can_be_resumed(tmp_path: Path) -> 
     frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
     written = report(tmp_path, frame, replace(FACTS, resume="grpo sweep --resume 'my sweep'"))
     assert written.answer[0] == "interim: 2 of 3 seeds (1 run to come); no claims are made before all planned seeds are in"
-    assert written.answer[1].startswith("best of 7 arms")
+    assert not any(line.startswith("best of") for line in written.answer)
     assert line(written.answer, "not in the statistics").endswith(
         "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume 'my sweep'` resumes them"
     )

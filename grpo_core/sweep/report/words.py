@@ -37,7 +37,7 @@ def answer(findings: Findings) -> tuple[str, ...]:
         *interim_lines(sweep),
         *question_lines(findings),
         *(best_lines(findings, best) if best is not None else ()),
-        *bound_lines(sweep, best),
+        *bound_lines(sweep),
         *seeds_lines(findings),
         *knob_lines(findings),
         *drift_lines(findings),
@@ -180,7 +180,7 @@ def seeds_lines(findings: Findings) -> list[str]:
     return [f"what {seeds} seeds can show: {'; '.join(needs)}{two if seeds == 2 else ''}"]
 
 
-def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
+def bound_lines(sweep: SweepRuns) -> list[str]:
     """Return what the bound on the drift did to the ranking; nothing without a bound or a complete run."""
     facts, check = sweep.facts, check_bound(sweep)
     if facts.kl_bound is None or not check.drifts:
@@ -193,7 +193,7 @@ def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
     upper = f", at most {plain(check.upper[first.number])} at 95 %" if check.upper[first.number] > drift else ""
     at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats{upper}"
     name = f"{first.name} (arm {first.number}) with the highest objective {plain(score)} at {at}"
-    if best is None:
+    if not check.within:
         return [f"every arm is over {bound}, so none is the best; otherwise it would have been {name}"]
     among = f"among them {name}" if first in check.over else "without changing which arm is the best"
     unknown = sum(math.isnan(check.drifts[arm.number]) for arm in check.over)

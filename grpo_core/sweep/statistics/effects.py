@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -165,21 +165,12 @@ def arm_points(sweep: SweepRuns, knob: str, values: Values) -> list[tuple[Level,
     return [(arm.values[knob], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
 
 
-class _Paired(TypedDict):
-    differences: tuple[float, ...]
-    estimate: PairedEstimate
-    p: float
-    family_p: float
-    pairs: int
-    new_prompts: tuple[float, float]
-
-
 def paired(
     pairs: Sequence[Sequence[tuple[float, ...]]],
     by_prompt: Sequence[Sequence[tuple[np.ndarray, ...]]] = (),
     scale: float | None = None,
-) -> _Paired:
-    """Return the differences of matched pairs, averaged within each seed, and what they show together.
+) -> dict[str, Any]:
+    """Return the fields of a `Difference`: the differences of matched pairs, averaged within each seed, and what they show.
 
     Args:
         pairs: for each seed, (first, second) figures.

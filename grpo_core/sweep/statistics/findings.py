@@ -169,9 +169,12 @@ def drift_measure(sweep: SweepRuns) -> str | None:
 
 
 def best_arm(findings: Findings) -> Best | None:
-    """Return the best arm and how it stands against the others; None where no run is complete or every arm over the bound."""
+    """Return the best arm and how it stands against the others.
+
+    None where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
+    """
     bound = check_bound(findings.sweep)
-    if not bound.within:
+    if not bound.within or findings.sweep.awaited[0]:
         return None
     ranked, seeds = rank(findings.sweep, bound.within)
     best = ranked[0]
