@@ -58,7 +58,7 @@ class Campaign:
         self._stored, self._study, self._launcher = stored, study, launcher
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
-        self._arms, self._open_arms = study.arms(), study.open_arms()
+        self._arms = study.arms()
         self._outcomes = dict(outcomes)
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
@@ -93,7 +93,6 @@ class Campaign:
                 return key
             arm = self._study.ask()
             self._arms[arm.number] = arm
-            self._open_arms.add(arm.number)
             self._dir.write_arms(self._arms)
             self._settle()
 
@@ -171,11 +170,10 @@ class Campaign:
 
     def _settle(self) -> None:
         """Report to the study every arm that is complete; a second suggestion of an arm gets what the first has reached."""
-        for number in sorted(self._open_arms):
+        for number in sorted(self._study.open_arms()):
             original = original_of(self._arms[number], self._arms)
             if arm_has_ended(original, self._sweep, self._outcomes):
                 self._tell(number, self._arms[original])
-                self._open_arms.discard(number)
 
     def _tell(self, number: int, arm: Arm) -> None:
         """Report to the study what an arm has reached: mean objective over its seeds, that it was pruned, or that it failed."""

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import SweepError, raised_as
-from grpo_core.machine.disk import read_regular, write_whole
+from grpo_core.machine.disk import write_whole
 from grpo_core.machine.jsonfile import append_json, read_json, read_lines, write_json
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
@@ -23,16 +22,6 @@ from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
-
-
-class SweepFile(Section):
-    """What sweep.json holds: the sweep's own keys, and what it is called."""
-
-    id: str
-    name: str
-    sweep: dict[str, Any]
-    import_from: tuple[str, ...] = ()
-    """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +74,11 @@ class SweepDir(FlowDir):
         self.mark("sweep")
         base = self.path / f"{plan.preset}.yaml"
         sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-        file = SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from)
+        file = {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from}
         with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
             write_whole(base, dump_yaml(plan.base))
-            write_json(self.sweep_file, file.model_dump())
+            write_json(self.sweep_file, file)
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -110,23 +99,13 @@ class SweepDir(FlowDir):
             ConfigError: its files were changed into something invalid.
         """
         self.marker()
-        with raised_as(
-            SweepError,
-            f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder",
-            OSError,
-            ValueError,
-            LookupError,
-        ):
-            file = SweepFile.model_validate_json(read_regular(self.sweep_file))
-            base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
-        return StoredSweep(
-            dir=self,
-            id=file.id,
-            name=file.name,
-            plan=make_plan({**file.sweep, "base": str(base)}),
-            base=base,
-            import_from=file.import_from,
-        )
+        what = f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder"
+        with raised_as(SweepError, what, OSError, ValueError, LookupError, TypeError):
+            file = read_json(self.sweep_file)
+            base = self.path / Path(file["sweep"]["base"]).name  # the folder may have moved
+            plan = make_plan({**file["sweep"], "base": str(base)})
+            import_from = tuple(file["import_from"])
+            return StoredSweep(dir=self, id=file["id"], name=file["name"], plan=plan, base=base, import_from=import_from)
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""
@@ -159,6 +138,7 @@ class StoredSweep:
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
+    """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

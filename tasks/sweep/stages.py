@@ -68,8 +68,6 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
-    if sweep_path is not None:
-        SweepDir(sweep_path).refuse_second_sweep()
     require_sampler(plan.configs)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
