@@ -25,13 +25,14 @@ from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES, figure_at_end
-from grpo_core.sweep.pruning import PRUNED
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 
 ACCURACY = "eval/heldout/greedy_accuracy"
 UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
 """The figures of a run that has no step."""
 NAMED_RUNS = 4
+PRUNED = "pruned: "
+"""What the reason of a pruned run begins with."""
 SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
 """Objectives that are means over held-out prompts."""
 

@@ -109,7 +109,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     Raises:
         SweepError: the study or what starts the runs cannot be used.
     """
-    study = SweepStudy.open(stored)
+    study = SweepStudy(stored)
     outcomes = stored.dir.read_outcomes()
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}

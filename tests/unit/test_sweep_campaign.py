@@ -72,7 +72,7 @@ def stored_sweep(folder: Path, **keys: Any) -> StoredSweep:
 
 def run_all(stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]]) -> tuple[Launcher, list[str], set[int]]:
     """Run a sweep to its end; return its launcher, its lines, and the arms of the study that are still open."""
-    study, launcher, lines = SweepStudy.open(stored), Launcher(stored.plan.base, endings), list[str]()
+    study, launcher, lines = SweepStudy(stored), Launcher(stored.plan.base, endings), list[str]()
     outcomes, tracking = stored.dir.read_outcomes(), {"tracking.parent": "parent"}
     reports = {"report_line": lines.append, "report_percent": lambda _: None}
     campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, **reports)

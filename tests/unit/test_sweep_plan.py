@@ -77,7 +77,10 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ({"runs": {"deployment": "grpo/other"}}, ["runs.deployment: grpo/other", "local"]),
         ({"overrides": {"training.seed": 3}}, ["training.seed", "seeds"]),
         ({"axes": {"loss.beta": {"low": 0.0, "high": 1.0, "step": 5.0}}, "sampler": "random", "trials": 3}, ["step 5.0"]),
-        ({"axes": {"loss.beta": {"low": False, "high": True}}, "sampler": "random", "trials": 3}, ["low", "valid integer", "False"]),
+        (
+            {"axes": {"loss.beta": {"low": False, "high": True}}, "sampler": "random", "trials": 3},
+            ["low", "valid integer", "False"],
+        ),
         ({"primary": {"knob": "optimizer.lr"}}, ["primary.knob: optimizer.lr", "name one of loss.beta"]),
         ({"primary": {"knob": "loss.beta", "first": 0.01, "second": 7}}, ["primary.second: 7", "axes.loss.beta", "0.01"]),
         ({"base": "quickstrat"}, ["quickstrat", "did you mean quickstart"]),

@@ -1,6 +1,6 @@
 """Pruning rules against cases worked out by hand."""
 
-from grpo_core.sweep.pruning import prune_reason, rungs
+from grpo_core.sweep.campaign import prune_reason, rungs
 from grpo_core.sweep.schema import PrunerConfig
 
 MEDIAN = PrunerConfig(reward="median", first_step=4, every_steps=4, min_arms=3, window=2)

@@ -35,7 +35,7 @@ def open_study(tmp_path: Path) -> Open:
         sweep_dir = SweepDir(tmp_path / name)
         if not sweep_dir.sweep_file.exists():
             sweep_dir.create(make_plan({**SEARCH, **changes}), name, f"{name}-1")
-        return SweepStudy.open(sweep_dir.read())
+        return SweepStudy(sweep_dir.read())
 
     return open_again
 
@@ -121,6 +121,6 @@ def test_a_password_is_not_written_down(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GRPO_STUDY_URL", "postgresql+psycopg://me:hush@127.0.0.1:1/none")
     stored: StoredSweep = sweep_dir.read()
     with pytest.raises(SweepError) as caught:
-        SweepStudy.open(stored)
+        SweepStudy(stored)
     assert "hush" not in str(caught.value)
     assert not any("hush" in file.read_text() for file in sweep_dir.path.iterdir() if file.is_file())

@@ -20,11 +20,18 @@ from grpo_core.sweep.display import (
 )
 from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.report.knob_words import new_prompts_text
-from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.effects import (
+    Comparison,
+    Difference,
+    Interaction,
+    KnobEffects,
+    Statement,
+    mean_and_half_width,
+    simple_effects,
+)
 from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure, shrunken_means
 from grpo_core.sweep.statistics.paired import ALPHA
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
-from grpo_core.sweep.statistics.statements import Comparison, Difference, KnobEffects, Statement
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""

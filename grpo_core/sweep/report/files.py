@@ -25,10 +25,9 @@ from grpo_core.sweep.report.page import render_page
 from grpo_core.sweep.report.pictures import effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, Interaction
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, Interaction, KnobEffects
 from grpo_core.sweep.statistics.findings import Findings, find
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
-from grpo_core.sweep.statistics.statements import Comparison, KnobEffects
 
 DPI = 130
 Drawing = tuple[str, str, str, Callable[[], Figure | None]]

@@ -17,11 +17,10 @@ from grpo_core.sweep.display import (
     p_words,
 )
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import Interaction, simple_effects
+from grpo_core.sweep.statistics.effects import Association, Comparison, Difference, Interaction, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure
 from grpo_core.sweep.statistics.paired import PairedEstimate
 from grpo_core.sweep.statistics.runs import SweepRuns
-from grpo_core.sweep.statistics.statements import Association, Comparison, Difference
 
 ANSWERED = "answered by the question"
 NO_PAIR = "no matched pair of complete runs, so nothing can be compared"

@@ -13,10 +13,9 @@ from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
 
 from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, arm_points, mean_and_half_width
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, arm_points, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
-from grpo_core.sweep.statistics.statements import Comparison
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
 """Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""

@@ -8,11 +8,10 @@ from statistics import median
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import PLUS_MINUS, arm_names, arms_of, counted, kl_lines, plain, significant, with_half_width
 from grpo_core.sweep.report.knob_words import amount, drift_lines, knob_lines, not_established, on_these_prompts, question_lines
-from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.effects import AnyStatement, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Best, Findings, Rival, best_arm, check_bound, rank, shrunken_means
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepRuns
-from grpo_core.sweep.statistics.statements import AnyStatement
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""

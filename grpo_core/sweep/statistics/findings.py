@@ -21,7 +21,12 @@ import numpy as np
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import DRIFTS
 from grpo_core.sweep.statistics.effects import (
+    Association,
+    Comparison,
     Interaction,
+    KnobEffects,
+    Statement,
+    adjust,
     arm_differences,
     find_interactions,
     knob_effects,
@@ -29,7 +34,6 @@ from grpo_core.sweep.statistics.effects import (
 )
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
-from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, Statement, adjust
 
 QUESTION_SHARE = 0.6
 """Of the family's 5 %: what the question has, where the sweep names one."""
