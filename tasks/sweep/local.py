@@ -4,7 +4,6 @@ A run whose sweep was killed loses its lifeline and ends at once, as if it had b
 step and checkpoints. Resuming the sweep resumes it.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -87,18 +86,16 @@ class LocalLauncher:
         With SIGTERM: in the background of a script SIGINT is ignored.
         """
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGTERM)
+            child.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS if deployed_flow_run() is not None else None
         try:
-            while any(child.process.poll() is None for child in self._children):
-                if deadline is not None and time.monotonic() > deadline:
-                    return  # their flows end with this process, which is about to be killed; the trainings finish their step
-                time.sleep(POLL_SECONDS)
+            for child in self._children:
+                child.process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return  # their flows end with this process, which is about to be killed; the trainings finish their step
         except BaseException:  # a second Ctrl-C or SIGTERM
             for child in self._children:
-                if child.process.poll() is None:
-                    child.process.kill()
+                child.process.kill()
             raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:

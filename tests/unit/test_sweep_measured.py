@@ -15,7 +15,7 @@ from grpo_core.metrics import is_registered
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.sweep.checks import measured_steps
-from grpo_core.sweep.measures import DRIFTS, MEASURES
+from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.results import measure, objective_by_prompt
 from grpo_core.sweep.schema import ObjectiveConfig
 
@@ -96,13 +96,10 @@ def test_when_a_run_measures_a_metric_for_the_last_time(key: str, changes: dict[
     assert max(measured_steps(config, key)[2], default=0) == wanted
 
 
-def test_a_run_has_every_measure_and_each_is_of_a_registered_metric() -> None:
-    run = records("kl/init/seq", {30: 1.0})
-    assert measure(run, validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
-    assert measure([], validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
+def test_every_run_has_every_measure() -> None:
+    for run in (records("kl/init/seq", {30: 1.0}), []):
+        assert measure(run, validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
     assert all(one.metric is None or is_registered(one.metric) for one in MEASURES.values())
-    assert all(one.heading for one in MEASURES.values() if one.table is not None)
-    assert all(MEASURES[key].drift and MEASURES[key].outcome for key in DRIFTS)
 
 
 # The objective prompt by prompt

@@ -87,15 +87,13 @@ def test_a_sweep_that_makes_no_sense_is_refused_by_name(changes: dict[str, Any],
         assert word in str(caught.value)
 
 
-def test_the_question_is_a_contrast_or_a_knob_also_with_null() -> None:
-    axes = {"reference.sync_steps": [None, 5]}
-    primary = {"knob": "reference.sync_steps", "first": None, "second": 5}
-    for asked, levels in ((primary, (None, 5)), ({"knob": "reference.sync_steps"}, None)):
-        sweep = make_plan({**ONE_AXIS, "axes": axes, "primary": asked}).sweep
-        again = make_plan(sweep.model_dump(mode="json")).sweep
-        assert sweep.primary is not None
-        assert again.primary is not None
-        assert sweep.primary.levels == again.primary.levels == levels
+@pytest.mark.parametrize(("asked", "levels"), [({"first": None, "second": 5}, (None, 5)), ({}, None)])
+def test_the_question_is_a_contrast_or_a_knob_also_with_null(asked: dict[str, Any], levels: object) -> None:
+    axes, primary = {"reference.sync_steps": [None, 5]}, {"knob": "reference.sync_steps", **asked}
+    sweep = make_plan({**ONE_AXIS, "axes": axes, "primary": primary}).sweep
+    assert [made.primary and made.primary.levels for made in (sweep, make_plan(sweep.model_dump(mode="json")).sweep)] == [
+        levels
+    ] * 2
 
 
 @pytest.mark.parametrize("name", [file.stem for file in SWEEPS.glob("*.yaml")])
