@@ -132,7 +132,7 @@ class Campaign:
             self._report_line(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key)
         else:
-            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure))
+            self._conclude(outcome_of(self._run(key), ended.failure))
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then report it."""

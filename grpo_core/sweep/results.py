@@ -19,7 +19,7 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
-from grpo_core.run.summary import run_status
+from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
 from grpo_core.sweep.display import first_few
@@ -262,17 +262,12 @@ def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
     return None
 
 
-def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None) -> Outcome:
+def outcome_of(run: SweepRun, failure: str | None) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
-    try:
-        now = run_status(run_dir)
-    except GrpoError as error:
-        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error))
-    reason = (now.reason or "").removeprefix("STOP: ")
-    if failure is None and now.state == "finished":
-        return Outcome(arm=arm, seed=seed, status="finished")
-    if failure is None and now.state == "stopped":
-        status = "pruned" if reason.startswith(PRUNED) else "stopped"
-        return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED))
-    why = f"its training is {now.state}" + (f": {reason}" if reason else "")
-    return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
+    arm, seed, (state, reason) = run.arm.number, run.seed, run_state(run.records, run.folder)
+    reason = (reason or "").removeprefix("STOP: ")
+    if failure is not None or run.fault is not None or state not in ("finished", "stopped"):
+        why = run.fault or f"its training is {state}" + (f": {reason}" if reason else "")
+        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
+    status = "pruned" if reason.startswith(PRUNED) else state
+    return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED) or None)
