@@ -236,7 +236,22 @@ def prune_reason(
         drift: its KL to be bounded, by step; of the steps where it was measured.
         kl_metric: the metric that `drift` is; of a probe the last one in the window counts, of any other the mean.
     """
-    return _over_budget(pruner, len(rewards), drift, kl_metric) or _poor(pruner, rewards, others)
+    for rung in pruner.budget_rungs(len(rewards)) if pruner.kl_budget is not None else ():
+        recent = figure_at_end(drift, kl_metric, end=rung, count=pruner.window)
+        if recent is not None and recent > (pruner.kl_budget or 0.0):
+            return f"{PRUNED}drift {recent:.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
+    # At every rung that was reached: others may have got there since it was last looked at.
+    for rung in rungs(pruner, len(rewards)) if pruner.reward is not None else ():
+        there = [fmean(curve[max(0, rung - pruner.window) : rung]) for curve in (rewards, *others) if len(curve) >= rung]
+        own, *theirs = there
+        kept, rank = max(1, len(there) // pruner.reduction_factor), 1 + sum(value > own for value in theirs)
+        if len(there) < pruner.min_arms:
+            continue
+        if pruner.reward == "median" and own < median(theirs):
+            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+        if pruner.reward == "successive_halving" and rank > kept:
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
+    return None
 
 
 def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
@@ -251,26 +266,3 @@ def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
         return list(pruner.budget_rungs(steps))
     powers = (pruner.first_step * pruner.reduction_factor**power for power in itertools.count())
     return list(itertools.takewhile(lambda rung: rung <= steps, powers))
-
-
-def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float], kl_metric: str) -> str | None:
-    for rung in pruner.budget_rungs(steps):
-        recent = figure_at_end(drift, kl_metric, end=rung, count=pruner.window)
-        if pruner.kl_budget is not None and recent is not None and recent > pruner.kl_budget:
-            return f"{PRUNED}drift {recent:.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
-    return None
-
-
-def _poor(pruner: PrunerConfig, rewards: Sequence[float], others: Sequence[Sequence[float]]) -> str | None:
-    """Compare at every rung that was reached: others may have got there since it was last looked at."""
-    for rung in rungs(pruner, len(rewards)) if pruner.reward is not None else ():
-        there = [fmean(curve[max(0, rung - pruner.window) : rung]) for curve in (rewards, *others) if len(curve) >= rung]
-        own, *theirs = there
-        if len(there) < pruner.min_arms:
-            continue
-        kept, rank = max(1, len(there) // pruner.reduction_factor), 1 + sum(value > own for value in theirs)
-        if pruner.reward == "median" and own < median(theirs):
-            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
-        if pruner.reward == "successive_halving" and rank > kept:
-            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
-    return None

@@ -230,15 +230,15 @@ def check_bound(sweep: SweepRuns) -> BoundCheck:
     runs = sweep.complete
     by_arm = {arm.number: runs.loc[runs["arm"] == arm.number, "drift"].tolist() for arm in sweep.arms}
     drifts = {number: math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm.items() if of_arm}
-    upper = {number: _upper(drifts[number], by_arm[number]) for number in drifts}
+    # One-sided at 5 % is two-sided at 10 %: as many comparisons as half a one.
+    errors = {
+        number: smallest_t(len(by_arm[number]), 0.5) * standard_error(by_arm[number]) if len(by_arm[number]) > 1 else 0.0
+        for number in drifts
+    }
+    upper = {number: drift + errors[number] for number, drift in drifts.items()}
     arms, bound = [arm for arm in sweep.arms if arm.number in drifts], sweep.facts.kl_bound
     within = tuple(arm for arm in arms if bound is None or upper[arm.number] <= bound)
     return BoundCheck(within=within, over=tuple(arm for arm in arms if arm not in within), drifts=drifts, upper=upper)
-
-
-def _upper(drift: float, of_runs: Sequence[float]) -> float:
-    # One-sided at 5 % is two-sided at 10 %: as many comparisons as half a one.
-    return drift if len(of_runs) < 2 else drift + smallest_t(len(of_runs), 0.5) * standard_error(of_runs)
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
