@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from grpo_core.evaluation.results import evaluations_after, table_file
 from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_run
+from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
@@ -102,14 +102,11 @@ class SweepRun:
 
 def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
     """Return the run of an arm with a seed."""
-    run = SweepRun(arm=arm, seed=seed, folder=folder)
-    if not folder.config_file.exists():
-        return run
     try:
-        journal = check_run(folder)
+        journal = check_run(folder) if folder.config_file.exists() else Checked(records=[], notes=())
     except GrpoError as error:
-        return replace(run, fault=str(error))
-    return replace(run, records=journal.history, notes=journal.notes)
+        return SweepRun(arm=arm, seed=seed, folder=folder, fault=str(error))
+    return SweepRun(arm=arm, seed=seed, folder=folder, records=journal.history, notes=journal.notes)
 
 
 def read_runs(stored: StoredSweep) -> Iterator[SweepRun]:
@@ -223,8 +220,6 @@ def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: floa
     asked = SHARE.fullmatch(objective.metric)
     table = read_table(table_file(run_dir, "final"))
     if asked is None or objective.kl_penalty is not None or table is None:
-        return None
-    if not {"prompt_id", "sample", "correct"}.issubset(table.columns):
         return None
     sampled = table[(table["sample"] < 0) if asked["k"] is None else (table["sample"] >= 0)]
     correct = sampled["correct"].astype(bool).groupby(sampled["prompt_id"]).agg(["size", "sum"]).sort_index()
