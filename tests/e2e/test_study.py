@@ -1,7 +1,6 @@
 """The study of a sweep in PostgreSQL: the same search as in SQLite, gone on with by another process's connection."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -24,11 +23,3 @@ def test_a_search_in_postgresql_is_that_in_sqlite(postgres_url: str, tmp_path: P
         study.close()
     assert found == whole
     assert not stored.dir.study_file.exists()
-
-
-def test_the_server_takes_only_connections_of_this_machine(postgres_url: str) -> None:
-    import psycopg
-
-    parts = urlsplit(postgres_url)
-    with psycopg.connect(host=parts.hostname, port=parts.port, user=parts.username, dbname="postgres") as connection:
-        assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
