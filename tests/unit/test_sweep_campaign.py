@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import apply_overrides, validate_config
+from grpo_core.run.journal import Journal
 from grpo_core.sweep.campaign import Campaign, prune_reason, rungs
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.launcher import Ended, Job, gpu_variables, visible_gpus
@@ -98,6 +99,37 @@ def test_no_further_run_begins_once_the_budget_or_the_failures_are_spent(
     started, lines, _ = run_all(stored_sweep(tmp_path, **keys), {} if line else {(0, 0): [{"failure": "no memory"}]})
     assert [job.key for job in started] == [(0, 0)]
     assert lines.count(str(line)) == (1 if line else 0)
+
+
+class Obedient(Launcher):
+    """Ends a run only once it is asked to stop."""
+
+    def poll(self) -> list[Ended]:
+        for job in self._jobs:
+            if not job.was_begun:
+                config = validate_config(self._base)
+                write_run(job.run_dir, config, lambda step: {"reward/mean": 0.0, "kl/init/seq": 1.0 * step}, STEPS, end=None)
+        asked = [job for job in self._jobs if job.run_dir.stop_file.exists()]
+        self._jobs = [job for job in self._jobs if job not in asked]
+        for job in asked:
+            journal = Journal(job.run_dir.journal_file)
+            journal.append("end", STEPS, {"status": "stopped", "reason": f"STOP: {job.run_dir.stop_file.read_text().strip()}"})
+            journal.close()
+        return [Ended(job=job) for job in asked]
+
+
+def test_a_run_over_its_budget_of_drift_is_asked_to_stop_and_its_arm_has_no_further_run(tmp_path: Path) -> None:
+    stored = stored_sweep(tmp_path, pruner={"kl_budget": 0.5, "first_step": 1, "window": 1})
+    study, lines = SweepStudy(stored), list[str]()
+    launcher = Obedient(stored.plan.base, {})
+    campaign = Campaign(stored, study, {}, launcher, tracking={}, report_line=lines.append, report_percent=lambda _: None)
+    while campaign.proceed():
+        campaign._next_look = 0.0
+    assert [job.key for job in launcher.started] == [(0, 0), (1, 0)]
+    assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"pruned"}
+    assert study.open_arms() == set()
+    study.close()
+    assert "pruned: drift 1 at step 1 is over pruner.kl_budget 0.5" in lines[0]
 
 
 # Pruning, against cases worked out by hand
