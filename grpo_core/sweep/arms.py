@@ -1,17 +1,13 @@
 """The arms of a sweep: the values that its axes give them, what each changes of the base, and which of their runs is next."""
 
 import itertools
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.config.section import Section
-from grpo_core.errors import ConfigError, shown
+from grpo_core.errors import ConfigError
 from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.schema import Range, SweepConfig
 
@@ -25,49 +21,6 @@ Values = Mapping[str, Any]
 """What one arm sets: {key.path: value}."""
 Key = tuple[int, int]
 """(arm, seed)."""
-
-
-def check_axes(sweep: SweepConfig) -> None:
-    """Refuse axes that vary nothing, vary something twice, or vary what the sweep itself sets.
-
-    Raises:
-        ConfigError: names the axis and the values.
-    """
-    for key, axis in sweep.axes.items():
-        if key in ("training.seed", "rollout", "training") or key.split(".")[0] == "tracking":
-            raise ConfigError(f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`")
-        if key in sweep.overrides:
-            raise ConfigError(f"axes.{key}: also among overrides ({shown(sweep.overrides[key])}); give it once")
-        if isinstance(axis, Range):
-            if sweep.sampler == "grid":
-                raise ConfigError(f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values")
-            continue
-        if len(axis) == 1:
-            raise ConfigError(f"axes.{key}: only one value, {shown(axis[0])}, so nothing varies; put it into overrides")
-        written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in axis]
-        if doubles := [value for value in written if written.count(value) > 1]:
-            raise ConfigError(f"axes.{key}: {doubles[0]} is listed {written.count(doubles[0])} times; list it once")
-
-
-def check_primary(sweep: SweepConfig) -> None:
-    """Refuse a question that the arms cannot answer.
-
-    Raises:
-        ConfigError: names the key, what it says and what it could say.
-    """
-    primary = sweep.primary
-    if primary is None:
-        return
-    if primary.knob not in sweep.axes:
-        raise ConfigError(f"primary.knob: {primary.knob} is not swept; name one of {', '.join(sweep.axes)}")
-    axis = sweep.axes[primary.knob]
-    for name, value in (("first", primary.first), ("second", primary.second)) if primary.levels is not None else ():
-        if isinstance(axis, Range):
-            raise ConfigError(f"primary.{name}: {primary.knob} is a range, whose values are not known; name the knob alone")
-        if value not in axis:
-            raise ConfigError(
-                f"primary.{name}: {shown(value)} is not among the values of axes.{primary.knob}: {', '.join(map(shown, axis))}"
-            )
 
 
 def count_arms(sweep: SweepConfig) -> int:
@@ -106,11 +59,12 @@ class Arm:
         return f"{self.name} seed={seed}"
 
 
-class Outcome(Section, strict=True):
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
     """How one run of a sweep ended."""
 
-    arm: int = Field(ge=0)
-    seed: int = Field(ge=0)
+    arm: int
+    seed: int
     status: str
     """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
     cause: str | None = None

@@ -1,29 +1,40 @@
-"""What of a sweep is under way, and the next thing to do.
+"""What of a sweep is under way, and the next thing to do; which runs are not worth finishing.
 
 The folder holds what has ended (`outcomes.jsonl`), the study what was chosen; a campaign holds only what is under way.
+
+A run is pruned by the journals, each against the other arms' runs of the same seed. Optuna's pruners know one value a trial
+and step, count finished trials only, and would compare runs of different seeds; with common random numbers that within a seed
+is the sharp one. Rules and names are theirs: the median stopping rule (Golovin et al. 2017, Google Vizier) and
+asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 """
 
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import GrpoError
-from grpo_core.sweep.arms import Arm, Key, Outcome, arm_config, arm_has_ended, next_run, original_of
+from grpo_core.sweep.arms import Arm, Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
+from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.launcher import Ended, Job, Launcher
-from grpo_core.sweep.progress import Journals, SweepPace
-from grpo_core.sweep.pruning import prune_reason
-from grpo_core.sweep.results import outcome_of, read_run, run_row
+from grpo_core.sweep.measures import figure_at_end
+from grpo_core.sweep.results import PRUNED, SweepRun, outcome_of, read_run, run_row, spent_budget
+from grpo_core.sweep.schema import PrunerConfig
 
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
 
+REWARD = "reward/mean"
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
 LOOK_SECONDS = 2.0
+SHOWN_CHARACTERS = 160
+SILENCE_SECONDS = 60.0
+"""After so long without a line, one reports how far the runs under way are."""
 
 
 class Campaign:
@@ -54,14 +65,15 @@ class Campaign:
         self._stored, self._study, self._launcher = stored, study, launcher
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
-        self._arms, self._open_arms = study.arms(), study.open_arms()
+        self._arms = study.arms()
         self._outcomes = dict(outcomes)
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
-        self._journals, self._pace = Journals(stored), SweepPace(stored, self._arms, self._outcomes)
-        self._next_look = 0.0
-        self._is_spent = False
-        report_percent(self._pace.percent)
+        self._read: dict[Key, tuple[int, SweepRun]] = {}
+        """Size of a run's journal, and the run as it was then."""
+        self._ended_before, self._began = len(outcomes), time.monotonic()
+        self._said, self._next_look, self._is_spent = self._began, 0.0, False
+        self._show_percent()
         self._dir.write_arms(self._arms)
         self._settle()
 
@@ -72,8 +84,9 @@ class Campaign:
         self._prune()
         while len(self._under_way) < self._sweep.runs.concurrency and (key := self._next()) is not None:
             self._start(key)
-        if (line := self._pace.under_way(self._under_way.values(), self._journals)) is not None:
-            self._report_line(line)
+        if self._under_way and time.monotonic() - self._said >= SILENCE_SECONDS:
+            steps = [f"{job.name} step {len(self._run(key).curve(REWARD))}" for key, job in self._under_way.items()]
+            self._say(f"under way: {', '.join(steps)}")
         return bool(self._under_way)
 
     def _next(self) -> Key | None:
@@ -87,7 +100,6 @@ class Campaign:
                 return key
             arm = self._study.ask()
             self._arms[arm.number] = arm
-            self._open_arms.add(arm.number)
             self._dir.write_arms(self._arms)
             self._settle()
 
@@ -120,29 +132,61 @@ class Campaign:
             self._report_line(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key)
         else:
-            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure))
+            self._conclude(outcome_of(self._run(key), ended.failure))
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then report it."""
         self._dir.add_outcome(outcome)
         self._outcomes[outcome.arm, outcome.seed] = outcome
-        self._report_percent(self._pace.percent)
-        self._report_line(self._pace.describe(outcome))
+        self._show_percent()
+        cause = " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS]
+        ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
+        self._say(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{self._reached(outcome)}")
         self._settle()
+
+    def _reached(self, outcome: Outcome) -> str:
+        run = self._run((outcome.arm, outcome.seed))
+        if outcome.status == "failed" or not run.records:
+            return ""
+        row = run_row(run, outcome, self._sweep.objective)
+        return (
+            f", objective {plain(row['objective'])}, reward {plain(row['reward'])}, KL to the initial policy "
+            f"{plain(row['kl_init_seq'])} nats per completion, {duration(row['wall_seconds'])}"
+        )
+
+    def _say(self, text: str) -> None:
+        """Report a text between how far the sweep is and how long the rest takes."""
+        self._said = time.monotonic()
+        elapsed, ended, total = self._said - self._began, len(self._outcomes), self._total()
+        left = (total - ended) * elapsed / max(1, ended - self._ended_before)
+        self._report_line(f"[{ended}/{total}] {text}; {duration(elapsed)}, about {duration(left)} left")
+
+    def _show_percent(self) -> None:
+        self._report_percent(100.0 * len(self._outcomes) / max(1, self._total()))
+
+    def _total(self) -> int:
+        return total_runs(self._stored.plan.num_arms, self._sweep, self._arms)
+
+    def _run(self, key: Key) -> SweepRun:
+        """Return a run as its folder holds it, read again only when its journal has grown."""
+        run_dir = self._dir.run_dir(*key)
+        size = run_dir.journal_file.stat().st_size if run_dir.journal_file.exists() else 0
+        if key not in self._read or self._read[key][0] != size:
+            self._read[key] = size, read_run(run_dir, self._arms[key[0]], key[1])
+        return self._read[key][1]
 
     def _settle(self) -> None:
         """Report to the study every arm that is complete; a second suggestion of an arm gets what the first has reached."""
-        for number in sorted(self._open_arms):
+        for number in sorted(self._study.open_arms()):
             original = original_of(self._arms[number], self._arms)
             if arm_has_ended(original, self._sweep, self._outcomes):
                 self._tell(number, self._arms[original])
-                self._open_arms.discard(number)
 
     def _tell(self, number: int, arm: Arm) -> None:
         """Report to the study what an arm has reached: mean objective over its seeds, that it was pruned, or that it failed."""
-        keys, objective = [(arm.number, seed) for seed in self._sweep.seeds], self._sweep.objective
-        ended = [(read_run(self._dir.run_dir(*key), arm, key[1]), self._outcomes[key]) for key in keys if key in self._outcomes]
-        rows = [run_row(run, outcome, objective) for run, outcome in ended]
+        objective = self._sweep.objective
+        ended = [key for seed in self._sweep.seeds if (key := (arm.number, seed)) in self._outcomes]
+        rows = [run_row(self._run(key), self._outcomes[key], objective) for key in ended]
         pruned = next((row for row in rows if row["status"] == "pruned"), None)
         if pruned is not None:
             self._study.tell(number, None, pruned_at=(int(pruned["steps"]), float(pruned["reward"])))
@@ -160,15 +204,65 @@ class Campaign:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         for arm, seed in self._under_way:
-            run_dir, own = self._dir.run_dir(arm, seed), self._journals.of((arm, seed))
-            others = [self._journals.of((other, seed)).rewards for other in self._arms if other != arm]
-            reason = prune_reason(self._sweep.pruner, own.rewards, others, own.drift, self._sweep.objective.kl_metric)
-            if reason is not None and not run_dir.stop_file.exists():
-                run_dir.request_stop(reason)
+            own, metric = self._run((arm, seed)), self._sweep.objective.kl_metric
+            rewards = {number: list(self._run((number, seed)).curve(REWARD).values()) for number in self._arms}
+            others = [curve for number, curve in rewards.items() if number != arm]
+            reason = prune_reason(self._sweep.pruner, rewards[arm], others, own.curve(metric), metric)
+            if reason is not None and not own.folder.stop_file.exists():
+                own.folder.request_stop(reason)
 
     def _budget_is_spent(self) -> bool:
         """Return whether no further run may begin; what is spent stays spent, and is reported once."""
-        if not self._is_spent and (reason := self._journals.spent_budget(self._arms)) is not None:
+        runs = (self._run((arm, seed)) for arm in self._arms for seed in self._sweep.seeds)
+        if not self._is_spent and (reason := spent_budget(self._sweep.budget, runs)) is not None:
             self._is_spent = True
             self._report_line(f"{reason}; no further run begins")
         return self._is_spent
+
+
+def prune_reason(
+    pruner: PrunerConfig,
+    rewards: Sequence[float],
+    others: Sequence[Sequence[float]],
+    drift: Mapping[int, float],
+    kl_metric: str = "kl/init/seq",
+) -> str | None:
+    """Return why a run should end now; None if it should continue.
+
+    Args:
+        pruner: the rules.
+        rewards: mean reward of each of its steps so far.
+        others: the same of the other arms' runs with its seed, however far they are.
+        drift: its KL to be bounded, by step; of the steps where it was measured.
+        kl_metric: the metric that `drift` is; of a probe the last one in the window counts, of any other the mean.
+    """
+    for rung in pruner.budget_rungs(len(rewards)) if pruner.kl_budget is not None else ():
+        recent = figure_at_end(drift, kl_metric, end=rung, count=pruner.window)
+        if recent is not None and recent > (pruner.kl_budget or 0.0):
+            return f"{PRUNED}drift {recent:.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
+    # At every rung that was reached: others may have got there since it was last looked at.
+    for rung in rungs(pruner, len(rewards)) if pruner.reward is not None else ():
+        there = [fmean(curve[max(0, rung - pruner.window) : rung]) for curve in (rewards, *others) if len(curve) >= rung]
+        own, *theirs = there
+        kept, rank = max(1, len(there) // pruner.reduction_factor), 1 + sum(value > own for value in theirs)
+        if len(there) < pruner.min_arms:
+            continue
+        if pruner.reward == "median" and own < median(theirs):
+            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+        if pruner.reward == "successive_halving" and rank > kept:
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
+    return None
+
+
+def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
+    """Return the steps at which rewards are compared, up to `steps`.
+
+    >>> rungs(PrunerConfig(reward="median", first_step=10, every_steps=5), 22)
+    [10, 15, 20]
+    >>> rungs(PrunerConfig(reward="successive_halving", first_step=10, reduction_factor=2), 50)
+    [10, 20, 40]
+    """
+    if pruner.reward != "successive_halving":
+        return list(pruner.budget_rungs(steps))
+    powers = (pruner.first_step * pruner.reduction_factor**power for power in itertools.count())
+    return list(itertools.takewhile(lambda rung: rung <= steps, powers))

@@ -4,16 +4,17 @@
 runs/arm-000-seed-0/ ...  results/  report/  vllm/
 """
 
+import contextlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import SweepError, raised_as
-from grpo_core.machine.disk import read_regular, write_whole
-from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
+from grpo_core.machine.disk import write_whole
+from grpo_core.machine.jsonfile import append_json, read_json, read_lines, write_json
 from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
@@ -21,18 +22,6 @@ from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
-FAULTS = (OSError, ValueError, LookupError, TypeError)
-"""What is raised where a file holds something else than was written."""
-
-
-class SweepFile(Section):
-    """What sweep.json holds: the sweep's own keys, and what it is called."""
-
-    id: str
-    name: str
-    sweep: dict[str, Any]
-    import_from: tuple[str, ...] = ()
-    """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +71,11 @@ class SweepDir(FlowDir):
         self.mark("sweep")
         base = self.path / f"{plan.preset}.yaml"
         sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-        file = SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from)
+        file = {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from}
         with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
             write_whole(base, dump_yaml(plan.base))
-            write_json(self.sweep_file, file.model_dump())
+            write_json(self.sweep_file, file)
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -107,48 +96,30 @@ class SweepDir(FlowDir):
             ConfigError: its files were changed into something invalid.
         """
         self.marker()
-        with raised_as(
-            SweepError, f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder", *FAULTS
-        ):
-            file = SweepFile.model_validate_json(read_regular(self.sweep_file))
-            base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
-        return StoredSweep(
-            dir=self,
-            id=file.id,
-            name=file.name,
-            plan=make_plan({**file.sweep, "base": str(base)}, begun=True),
-            base=base,
-            import_from=file.import_from,
-        )
+        what = f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder"
+        with raised_as(SweepError, what, OSError, ValueError, LookupError, TypeError):
+            file = read_json(self.sweep_file)
+            base = self.path / Path(file["sweep"]["base"]).name  # the folder may have moved
+            plan = make_plan({**file["sweep"], "base": str(base)})
+            import_from = tuple(file["import_from"])
+            return StoredSweep(dir=self, id=file["id"], name=file["name"], plan=plan, base=base, import_from=import_from)
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""
         write_json(self.arms_file, {str(number): dict(arm.values) for number, arm in arms.items()})
 
     def read_arms(self) -> dict[int, Arm]:
-        """Return the arms that have been chosen so far, by number.
-
-        Raises:
-            SweepError: the file was changed into something else.
-        """
-        if not self.arms_file.exists():
-            return {}
-        with raised_as(SweepError, f"{self.arms_file}: not the arms of a sweep ({{cause}})", *FAULTS):
-            arms = build(dict[int, dict[str, Any]], read_json(self.arms_file))
-        return {number: Arm(number=number, values=values) for number, values in arms.items()}
+        """Return the arms that have been chosen so far, by number."""
+        arms = read_json(self.arms_file) if self.arms_file.exists() else {}
+        return {int(number): Arm(number=int(number), values=values) for number, values in arms.items()}
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Append how a run ended, in the place of a last line that was torn; it is on disk when this returns."""
-        append_json(self.outcomes_file, outcome.model_dump())
+        append_json(self.outcomes_file, asdict(outcome))
 
     def read_outcomes(self) -> dict[tuple[int, int], Outcome]:
-        """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped.
-
-        Raises:
-            SweepError: a whole line is no outcome.
-        """
-        with raised_as(SweepError, f"{self.outcomes_file}: not the outcomes of a sweep ({{cause}})", *FAULTS):
-            outcomes = [Outcome.model_validate_json(line) for line in read_lines(self.outcomes_file)]
+        """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped."""
+        outcomes = [Outcome(**json.loads(line)) for line in read_lines(self.outcomes_file)]
         return {(outcome.arm, outcome.seed): outcome for outcome in outcomes}
 
 
@@ -164,6 +135,7 @@ class StoredSweep:
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
+    """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.
@@ -180,8 +152,7 @@ class StoredSweep:
 
 
 def mlflow_run_id(flow_dir: FlowDir) -> str | None:
-    """Return the id of a run or sweep in MLflow; None where it has none that can be read."""
-    try:
+    """Return the id of a run or sweep in MLflow; None where it has none that can be read: a store may name any folder."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str(read_json(flow_dir.tracking_file)["run_id"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    return None

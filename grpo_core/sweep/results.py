@@ -1,9 +1,10 @@
 """What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone."""
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,21 +19,26 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
-from grpo_core.run.summary import run_status
+from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES, figure_at_end
-from grpo_core.sweep.pruning import PRUNED
-from grpo_core.sweep.schema import ObjectiveConfig
+from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 
 ACCURACY = "eval/heldout/greedy_accuracy"
 UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
 """The figures of a run that has no step."""
 NAMED_RUNS = 4
+PRUNED = "pruned: "
+"""What the reason of a pruned run begins with."""
 SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
 """Objectives that are means over held-out prompts."""
+
+
+Span = tuple[float, float]
+"""When a run was at work: start and end in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,8 @@ class Results:
     """(arm, seed) -> the objective prompt by prompt, of the finished runs of which it is known."""
     elapsed_seconds: float
     """In which any run was at work."""
+    budget_spent: bool
+    """Whether no further run begins, the sweep's hours or tokens being used up."""
 
     def statuses(self) -> dict[str, int]:
         """Return how many runs ended in which way."""
@@ -67,12 +75,29 @@ class SweepRun:
     records: Sequence[Record] = ()
     """Its journal; empty where it has none, or a damaged one."""
     fault: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """What a note calls it."""
         return f"arm {self.arm.number} seed {self.seed}"
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """Return step -> figure of the steps at which a metric was measured."""
+        steps = (record for record in self.records if record.kind == "step")
+        return {record.step: record.metrics[metric] for record in steps if metric in record.metrics}
+
+    @property
+    def spans(self) -> list[Span]:
+        """Its sessions: the first begins with the folder, others with a resume; each ends with its last record."""
+        marker, spans = self.folder.marker(), list[Span]()
+        for record in self.records:
+            moment = datetime.fromisoformat(record.time).timestamp()
+            if not spans:
+                spans.append((datetime.fromisoformat(marker.created).timestamp() if marker is not None else moment, moment))
+            spans += [(moment, moment)] if record.kind == "resume" else []
+            spans[-1] = (spans[-1][0], moment)
+        return spans
 
 
 def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
@@ -86,17 +111,19 @@ def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
     return SweepRun(arm=arm, seed=seed, folder=folder, records=journal.history, notes=journal.notes)
 
 
-def collect(stored: StoredSweep) -> Results:
-    """Return the tables of all runs that the sweep has begun or is to begin with the arms chosen so far.
-
-    Raises:
-        SweepError: the sweep's own files are damaged.
-    """
-    sweep, outcomes, arms = stored.plan.sweep, stored.dir.read_outcomes(), stored.dir.read_arms()
+def read_runs(stored: StoredSweep) -> Iterator[SweepRun]:
+    """Yield all runs that the sweep has begun or is to begin with the arms chosen so far."""
+    arms = stored.dir.read_arms()
     originals = [arm for arm in arms.values() if original_of(arm, arms) == arm.number]  # what was suggested again ran once
-    runs = [read_run(stored.dir.run_dir(arm.number, seed), arm, seed) for arm in originals for seed in sweep.seeds]
+    for arm, seed in itertools.product(originals, stored.plan.sweep.seeds):
+        yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
+
+
+def collect(stored: StoredSweep) -> Results:
+    """Return the tables of a sweep."""
+    sweep, outcomes, runs = stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
-    noted = {note: [run.name for run in runs if note in run.notes] for one in runs for note in one.notes}
+    notes = {note: [run for run in runs if note in run.notes] for one in runs for note in one.notes}
     by_prompt = {
         (run.arm.number, run.seed): scores
         for run, row in zip(runs, rows, strict=True)
@@ -108,9 +135,10 @@ def collect(stored: StoredSweep) -> Results:
         runs=pandas.DataFrame(rows, columns=columns),
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
-        notes=tuple(f"{first_few(names, NAMED_RUNS)}: {note}" for note, names in noted.items()),
+        notes=tuple(f"{first_few([run.name for run in noted], NAMED_RUNS)}: {note}" for note, noted in notes.items()),
         by_prompt=by_prompt,
-        elapsed_seconds=covered_seconds(span for run in runs for span in work_spans(run.folder, run.records)),
+        elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
+        budget_spent=spent_budget(sweep.budget, runs) is not None,
     )
 
 
@@ -123,14 +151,17 @@ def _stacked(tables: Iterable[tuple[SweepRun, pandas.DataFrame]]) -> pandas.Data
 
 def run_row(run: SweepRun, outcome: Outcome | None, objective: ObjectiveConfig) -> dict[str, Any]:
     """Return one run's row: what it was to be, how it ended (None while it has not), and what it reached."""
-    is_readable = run.fault is None and run.folder.config_file.exists()
+    is_readable, state = run.fault is None and run.folder.config_file.exists(), "missing"
+    if run.folder.journal_file.exists():
+        state = "running" if lock_holder(run.folder.lock_file) is not None else "interrupted"
     return {
         "arm": run.arm.number,
         "seed": run.seed,
         **run.arm.values,
-        **({"status": "failed", "cause": run.fault} if run.fault is not None else _status(run.folder, outcome)),
+        "status": "failed" if run.fault is not None else state if outcome is None else outcome.status,
+        "cause": run.fault or (outcome and outcome.cause),
         **(measure(run.records, run.folder.read_config(), objective) if is_readable else UNMEASURED),
-        "wall_seconds": covered_seconds(work_spans(run.folder, run.records)) if run.records else math.nan,
+        "wall_seconds": covered_seconds(run.spans) if run.records else math.nan,
         "run_dir": str(run.folder.path),
         "mlflow_run_id": mlflow_run_id(run.folder),
     }
@@ -192,8 +223,6 @@ def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: floa
     table = read_table(table_file(run_dir, "final"))
     if asked is None or objective.kl_penalty is not None or table is None:
         return None
-    if not {"prompt_id", "sample", "correct"}.issubset(table.columns):
-        return None
     sampled = table[(table["sample"] < 0) if asked["k"] is None else (table["sample"] >= 0)]
     correct = sampled["correct"].astype(bool).groupby(sampled["prompt_id"]).agg(["size", "sum"]).sort_index()
     k = int(asked["k"] or 1)
@@ -203,23 +232,7 @@ def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: floa
     return scores if abs(float(scores.mean()) - value) < 1e-9 else None
 
 
-def work_spans(folder: RunDir, records: Sequence[Record]) -> list[tuple[float, float]]:
-    """Return when a run was at work, (start, end) in seconds since 1970 of each of its sessions; none without a journal.
-
-    The first begins with the folder, all others with a resume; each ends with the last record that it has left.
-    """
-    marker = folder.marker()
-    spans: list[tuple[float, float]] = []
-    for record in records:
-        moment = datetime.fromisoformat(record.time).timestamp()
-        if not spans:
-            spans.append((datetime.fromisoformat(marker.created).timestamp() if marker is not None else moment, moment))
-        spans += [(moment, moment)] if record.kind == "resume" else []
-        spans[-1] = (spans[-1][0], moment)
-    return spans
-
-
-def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+def covered_seconds(spans: Iterable[Span]) -> float:
     """Return how long at least one of some spans lasted.
 
     >>> covered_seconds([(5.0, 8.0), (0.0, 2.0), (1.0, 4.0)])
@@ -232,25 +245,26 @@ def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
-    if outcome is not None:
-        return {"status": outcome.status, "cause": outcome.cause}
-    if not run_dir.journal_file.exists():
-        return {"status": "missing", "cause": None}
-    return {"status": "running" if lock_holder(run_dir.lock_file) is not None else "interrupted", "cause": None}
+def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
+    """Return why no further run begins, the sweep's hours or tokens being used up; None while they are not."""
+    if budget.hours is None and budget.tokens is None:
+        return None
+    read = list(runs)
+    hours = covered_seconds(span for run in read for span in run.spans) / 3600
+    if budget.hours is not None and hours >= budget.hours:
+        return f"budget.hours: {budget.hours:g} are spent"
+    tokens = sum(int(max(run.curve("progress/generated_tokens").values(), default=0)) for run in read)
+    if budget.tokens is not None and tokens >= budget.tokens:
+        return f"budget.tokens: {tokens} of {budget.tokens} are spent"
+    return None
 
 
-def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None) -> Outcome:
+def outcome_of(run: SweepRun, failure: str | None) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
-    try:
-        now = run_status(run_dir)
-    except GrpoError as error:
-        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error))
-    reason = (now.reason or "").removeprefix("STOP: ")
-    if failure is None and now.state == "finished":
-        return Outcome(arm=arm, seed=seed, status="finished")
-    if failure is None and now.state == "stopped":
-        status = "pruned" if reason.startswith(PRUNED) else "stopped"
-        return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED))
-    why = f"its training is {now.state}" + (f": {reason}" if reason else "")
-    return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
+    arm, seed, (state, reason) = run.arm.number, run.seed, run_state(run.records, run.folder)
+    reason = (reason or "").removeprefix("STOP: ")
+    if failure is not None or run.fault is not None or state not in ("finished", "stopped"):
+        why = run.fault or f"its training is {state}" + (f": {reason}" if reason else "")
+        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
+    status = "pruned" if reason.startswith(PRUNED) else state
+    return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED) or None)

@@ -26,13 +26,6 @@ class Range(Section):
     step: int | float | None = Field(default=None, gt=0)
     """Only low, low + step, ...; null = every number (whole numbers where low and high are)."""
 
-    @field_validator("low", "high", mode="before")
-    @classmethod
-    def _is_number(cls, value: object) -> object:
-        if isinstance(value, bool):
-            raise ValueError("low and high must be numbers; list true and false as values")
-        return value
-
     @model_validator(mode="after")
     def _in_order(self) -> "Range":
         low, high, step = self.low, self.high, self.step

@@ -21,7 +21,7 @@ from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
 from grpo_core.sweep.arms import next_run, total_runs
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
-from grpo_core.sweep.progress import Journals
+from grpo_core.sweep.results import read_runs, spent_budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def sweep_status(sweep_dir: SweepDir) -> SweepStatus:
         state = "running"
     elif statuses["failed"] > sweep.failed_runs_allowed:
         state = "failed"
-    elif is_whole or Journals(stored).spent_budget(arms) is not None:
+    elif is_whole or spent_budget(sweep.budget, read_runs(stored)) is not None:
         state = "finished"
     else:
         state = "interrupted" if begun or outcomes else "not started"

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -61,31 +61,23 @@ def derived_seed(*parts: object) -> int:
 class SweepStudy:
     """The trials of one sweep."""
 
-    def __init__(self, study: optuna.Study, storage: RDBStorage, sweep: SweepConfig) -> None:
-        """Take a study, in a storage, whose trials are the arms of a sweep."""
-        self._study, self._storage = study, storage
-        self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
-
-    @classmethod
-    def open(cls, stored: StoredSweep) -> Self:
-        """Return the study of a sweep, a new one where it has none.
+    def __init__(self, stored: StoredSweep) -> None:
+        """Open the study of a sweep, a new one where it has none.
 
         Raises:
             SweepError: its storage cannot be reached, or is not the one in which the study was created.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sweep = stored.plan.sweep
+        self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
         url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{stored.dir.study_file.resolve()}"
-        options: dict[str, Any] = {"study_name": stored.id, "sampler": ArmSampler(sweep)}
         remedy = f"correct `study` or {STUDY_VARIABLE} to where the sweep began, or start its server"
         with raised_as(SweepError, f"study: {kept_uri(url)} cannot be used ({{cause}}); {remedy}", Exception):
             # SQLAlchemy and its drivers raise unrelated types.
-            storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-            if stored.dir.arms_file.exists():
-                study = optuna.load_study(storage=storage, **options)
-            else:
-                study = optuna.create_study(storage=storage, direction="maximize", load_if_exists=True, **options)
-        return cls(study, storage, sweep)
+            self._storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+            if not stored.dir.arms_file.exists():
+                optuna.create_study(storage=self._storage, study_name=stored.id, direction="maximize", load_if_exists=True)
+            self._study = optuna.load_study(storage=self._storage, study_name=stored.id, sampler=ArmSampler(sweep))
 
     def close(self) -> None:
         """Close the connections to the storage."""

@@ -6,17 +6,17 @@ sessions instead of beginning them twice. The folders of the runs must be on a d
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
+from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.sweep.launcher import Ended, Job
@@ -25,11 +25,20 @@ from tasks.away import prefect_may_be_away
 logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 2.0
+AWAY_SECONDS = 1800.0
 MOST_ATTEMPTS = 20
+outlast_outage = retry(
+    retry=retry_if_exception_type(httpx.HTTPError),
+    wait=wait_fixed(ASK_SECONDS),
+    stop=stop_after_delay(AWAY_SECONDS),
+    before_sleep=before_sleep_log(logger, logging.WARNING),
+    reraise=True,
+)
+"""Prefect's own client does not try again where it finds no server at its first request."""
 
 
 class DeploymentLauncher:
-    """Starts flow runs."""
+    """Starts flow runs; while Prefect is away it waits, and the runs continue."""
 
     outlives_the_sweep = True
 
@@ -37,75 +46,46 @@ class DeploymentLauncher:
         """Start runs of a deployment of the flow `grpo`, for example `grpo/train`."""
         self._sweep_id = sweep_id
         self._deployment = deployment
-        self._waiting: list[Job] = []
-        """Not handed out yet: Prefect is away."""
         self._jobs: dict[str, Job] = {}
         self._cancelling: set[str] = set()
         """Flow runs that were on their way out when they were found."""
         self._next_ask = 0.0
 
+    @outlast_outage
     def start(self, job: Job) -> None:
-        """Begin a run, or resume one of an earlier session; while Prefect is away it waits.
+        """Begin a run, or resume one of an earlier session.
 
         Raises:
             SweepError: there is no such deployment.
         """
-        self._waiting.append(job)
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._waiting:
-            try:
-                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
-                    self._begin(self._waiting[0])
-            except ObjectNotFound as error:
-                raise SweepError(f"runs.deployment {self._deployment}: there is no such deployment ({cause(error)})") from error
-            except SweepError:
-                raise
-            except Exception:
-                logger.warning("Prefect does not take a run; it is handed out again", exc_info=True)
-                return
-            self._waiting.pop(0)
-
-    def _begin(self, job: Job) -> None:
-        known = self._attempts(job)
-        newest = known[-1] if known else None
+        keys = [f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}" for attempt in range(1, MOST_ATTEMPTS + 1)]
+        known = _read(FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)))
+        if len(known) == MOST_ATTEMPTS:
+            raise SweepError(f"{job.name}: {MOST_ATTEMPTS} attempts have come to nothing")
+        newest = max(known, key=lambda run: keys.index(str(run.idempotency_key)), default=None)
         state = newest.state if newest is not None else None
-        if state is not None and state.is_final() and not state.is_completed() and not job.is_held:
-            newest = None
-        if newest is None:
-            newest = self._run(job, attempt=len(known) + 1)
+        if newest is None or (state is not None and state.is_final() and not state.is_completed() and not job.is_held):
+            newest = self._run(job, keys[len(known)])
         elif state is not None and state.type == StateType.CANCELLING:
             self._cancelling.add(str(newest.id))
         self._jobs[str(newest.id)] = job
 
+    @outlast_outage
     def poll(self) -> list[Ended]:
-        """Return the runs that have ended since the last poll; nothing while Prefect is away."""
-        if time.monotonic() < self._next_ask:
+        """Return the runs that have ended since the last poll."""
+        if not self._jobs or time.monotonic() < self._next_ask:
             return []
         self._next_ask = time.monotonic() + ASK_SECONDS
-        self._hand_out()
-        if not self._jobs:
-            return []
-        try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
-                runs = client.read_flow_runs(
-                    flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id) for run_id in self._jobs]))
-                )
-        except Exception:  # an outage of any kind: the runs continue, and are asked for again
-            logger.warning("Prefect does not answer; the runs are asked for again", exc_info=True)
-            return []
-        found = {str(run.id) for run in runs}
-        gone = [job for run_id, job in self._jobs.items() if run_id not in found and not job.is_held]
+        runs = _read(FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id) for run_id in self._jobs])))
+        gone = [job for run_id, job in self._jobs.items() if run_id not in {str(run.id) for run in runs} and not job.is_held]
         ended = [end for run in runs if (end := self._end(run)) is not None]
         ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
-        for end in ended:
-            self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key != end.job.key}
+        keys = {end.job.key for end in ended}
+        self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key not in keys}
         return ended
 
     def interrupt(self) -> None:
         """Cancel the runs: each finishes its step and checkpoints; their workers see to that, and nobody waits here."""
-        self._waiting.clear()
         for run_id in self._jobs:
             with prefect_may_be_away(), get_client(sync_client=True) as client:
                 client.set_flow_run_state(UUID(run_id), Cancelling(message="its sweep was cancelled"))
@@ -126,32 +106,28 @@ class DeploymentLauncher:
             crashed=state.is_crashed() or state.is_cancelled(),
         )
 
-    def _attempts(self, job: Job) -> Sequence[FlowRun]:
-        keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
-        named = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
-        with get_client(sync_client=True) as client:
-            known = client.read_flow_runs(flow_run_filter=named)
-        if len(known) == MOST_ATTEMPTS:
-            raise SweepError(f"{job.name}: {MOST_ATTEMPTS} attempts have come to nothing")
-        return sorted(known, key=lambda run: keys.index(str(run.idempotency_key)))
-
-    def _run(self, job: Job, attempt: int) -> FlowRun:
+    def _run(self, job: Job, key: str) -> FlowRun:
         parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
         name = self._deployment
         if job.was_begun:
             name = f"{self._deployment.rpartition('/')[0]}/resume"
         else:
             parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
-        run = run_deployment(
-            name,
-            parameters=parameters,
-            timeout=0,
-            tags=[f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"],
-            idempotency_key=self._key(job, attempt),
-            as_subflow=True,
-        )
+        try:
+            run = run_deployment(
+                name,
+                parameters=parameters,
+                timeout=0,
+                tags=[f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"],
+                idempotency_key=key,
+                as_subflow=True,
+            )
+        except ObjectNotFound as error:
+            raise SweepError(f"runs.deployment {self._deployment}: there is no such deployment ({cause(error)})") from error
         assert isinstance(run, FlowRun)  # it is a coroutine only inside an event loop
         return run
 
-    def _key(self, job: Job, attempt: int) -> str:
-        return f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}"
+
+def _read(named: FlowRunFilter) -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(flow_run_filter=named)

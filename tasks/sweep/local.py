@@ -4,7 +4,6 @@ A run whose sweep was killed loses its lifeline and ends at once, as if it had b
 step and checkpoints. Resuming the sweep resumes it.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -53,7 +52,7 @@ class LocalLauncher:
     outlives_the_sweep = False
 
     def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None, server_logs: Path | None = None) -> None:
-        """Expect so many runs at a time; they report to the Prefect API of this process.
+        """Expect so many runs at a time; they report to this process's Prefect API.
 
         Args:
             concurrency: runs at a time.
@@ -63,7 +62,6 @@ class LocalLauncher:
         self._servers, self._server_logs = SlotServers(), server_logs
         self._concurrency, self._variables = concurrency, dict(variables or {})
         self._children: list[_Child] = []
-        self._api = prefect_api()
         self._gpus = visible_gpus()
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
@@ -131,22 +129,20 @@ class LocalLauncher:
         With SIGTERM: in the background of a script SIGINT is ignored.
         """
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGTERM)
+            child.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS if deployed_flow_run() is not None else None
         try:
-            while any(child.process.poll() is None for child in self._children):
-                if deadline is not None and time.monotonic() > deadline:
-                    return  # their flows end with this process, which is about to be killed; the trainings finish their step
-                time.sleep(POLL_SECONDS)
+            for child in self._children:
+                child.process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return  # their flows end with this process, which is about to be killed; the trainings finish their step
         except BaseException:  # a second Ctrl-C or SIGTERM
             for child in self._children:
-                if child.process.poll() is None:
-                    child.process.kill()
+                child.process.kill()
             raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:
-        api = {"PREFECT_API_URL": self._api} if self._api else {}
+        api = {"PREFECT_API_URL": str(address)} if (address := PREFECT_API_URL.value()) else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
         part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
@@ -159,17 +155,6 @@ class LocalLauncher:
             "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",
         }
-
-
-def prefect_api() -> str | None:
-    """Return the address of the Prefect API that this process uses: the configured one, or that of its embedded server."""
-    from prefect.server.api.server import SubprocessASGIServer
-
-    configured = PREFECT_API_URL.value()
-    if configured:
-        return str(configured)
-    server = SubprocessASGIServer()  # one a process
-    return server.api_url if server.running else None
 
 
 def _arguments(job: Job) -> list[str]:

@@ -67,8 +67,6 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
-    if sweep_path is not None:
-        SweepDir(sweep_path).refuse_second_sweep()
     require_sampler(plan.configs)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
@@ -111,7 +109,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     Raises:
         SweepError: the study or what starts the runs cannot be used.
     """
-    study = SweepStudy.open(stored)
+    study = SweepStudy(stored)
     outcomes = stored.dir.read_outcomes()
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}

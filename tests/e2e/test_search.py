@@ -1,10 +1,6 @@
 """A search that is killed half-way goes on with the suggestions of the one that was not."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,8 @@ import pandas
 import pytest
 
 from grpo_core.sweep.folder import SweepDir
-from tests.e2e.conftest import ROOT, Finished
-from tests.e2e.test_sweep import until, write_sweep
+from tests.e2e.conftest import Finished
+from tests.e2e.test_sweep import kill_when, write_sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,19 +27,10 @@ def test_a_tpe_sweep_that_is_killed_twice_tries_the_same_arms_with_the_same_resu
     done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/whole", cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr
     whole, killed = SweepDir(tmp_path / "runs" / "whole"), SweepDir(tmp_path / "runs" / "killed")
-    command = ["sweep.yaml", "--sweep-dir", "runs/killed"]
+    command: tuple[str, ...] = ("sweep.yaml", "--sweep-dir", "runs/killed")
     for ended in (5, 11):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "sweep", *command],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        until(lambda: len(killed.read_outcomes()) >= ended or process.poll() is not None, 600)  # noqa: B023
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        command = ["--resume", "runs/killed"]
+        kill_when(lambda: len(killed.read_outcomes()) >= ended, prefect_api, tmp_path, *command)  # noqa: B023  (at once)
+        command = ("--resume", "runs/killed")
     assert len(killed.read_outcomes()) < TRIALS
     done = grpo("sweep", *command, cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import yaml
 
 from grpo_core.config import apply_overrides
@@ -28,8 +27,6 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     sweep_dir = SweepDir(tmp_path / "runs" / "one")
-    steps = pandas.read_parquet(sweep_dir.results / "steps.parquet")
-    assert steps.groupby(["arm", "seed"])["step"].apply(list).to_dict() == {(0, 3): [1, 2], (1, 3): [1, 2]}
     assert (sweep_dir.report / "report.html").stat().st_size > 50_000
     tracked = json.loads(sweep_dir.tracking_file.read_text())
     client = MlflowClient(tracking_uri=tracked["uri"])
@@ -38,18 +35,13 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     run_dir = sweep_dir.path / "runs" / "arm-000-seed-3"
     (of_run,) = [run.info.run_id for run in children if run.data.params["loss.beta"] == "0.01"]
 
-    def reported() -> tuple[set[str], set[str]]:
-        return {file.name for file in (run_dir / "report").iterdir()}, {
-            Path(file.path).name for file in client.list_artifacts(of_run, "report")
-        }
-
-    assert reported() == ({"report.md"}, {"report.md"})
+    assert [file.name for file in (run_dir / "report").iterdir()] == ["report.md"], (
+        "figures of each run are drawn when asked for"
+    )
     assert "grpo report" in (run_dir / "report" / "report.md").read_text()
     done = grpo("report", str(run_dir), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["report"], document["problems"]) == (f"{run_dir}/report/report.md", [])
-    assert f"steps: {STEPS}" in document["answer"][0]
-    files = {"report.md", "reward.png", "kl.png"}
-    assert reported() == (files, files)
-    assert "![kl](kl.png)" in (run_dir / "report" / "report.md").read_text()
+    uploaded = {Path(file.path).name for file in client.list_artifacts(of_run, "report")}
+    assert uploaded == {file.name for file in (run_dir / "report").iterdir()} == {"report.md", "reward.png", "kl.png"}

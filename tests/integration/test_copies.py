@@ -18,7 +18,7 @@ from tasks.tracking.registry import find_tracked
 from tasks.tracking.store import TrackedRun, make_client, read_tracked
 from tasks.tracking.sweep import track_sweep
 from tests.integration.test_training import train
-from tests.unit.test_sweep_campaign import stored_sweep
+from tests.support.sweeps import stored_sweep
 
 pytestmark = pytest.mark.proof
 

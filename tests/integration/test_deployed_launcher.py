@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, State
 
@@ -12,6 +14,7 @@ from grpo_core.errors import SweepError
 from grpo_core.machine.locks import try_lock
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.launcher import Ended, Job
+from tasks.sweep import deployed
 from tasks.sweep.deployed import DeploymentLauncher
 
 pytestmark = pytest.mark.proof
@@ -56,68 +59,59 @@ def become(run: FlowRun, *states: State) -> None:
             client.set_flow_run_state(run.id, state, force=True)
 
 
-def only(ended: list[Ended]) -> Ended:
-    (one,) = ended
-    return one
-
-
 def test_a_run_is_begun_once_however_often_the_sweep_goes_on(job: Job, launcher: Callable[[], DeploymentLauncher]) -> None:
     for _ in range(2):
         session = launcher()
         session.start(job)
         assert session.poll() == []
-    become(only_run := flow_runs(job)[0], Running(), Completed())
-    assert len(flow_runs(job)) == 1
+    become(flow_runs(job)[0], Running(), Completed())
     assert session.poll() == [Ended(job=job)]
     assert session.poll() == []
     later = launcher()
     later.start(job)
     assert later.poll() == [Ended(job=job)], "its end is not forgotten either"
-    assert [run.id for run in flow_runs(job)] == [only_run.id]
+    assert len(flow_runs(job)) == 1
 
 
 def test_a_run_that_prefect_lost_sight_of_is_waited_for_while_its_lock_is_held(
     job: Job, launcher: Callable[[], DeploymentLauncher]
 ) -> None:
-    session = launcher()
-    session.start(job)
+    sessions = [launcher(), launcher()]
+    sessions[0].start(job)
     with job.run_dir.lock_file.open("wb") as lock:
         assert try_lock(lock)
         become(flow_runs(job)[0], Running(), Crashed(message="lease lost"))
-        assert session.poll() == []
-        again = launcher()
-        again.start(job)
-        assert again.poll() == []
+        sessions[1].start(job)
+        assert [session.poll() for session in sessions] == [[], []]
         assert len(flow_runs(job)) == 1, "nor is it begun a second time beside itself"
-    for each in (session, again):
-        end = only(each.poll())
-        assert end.crashed
-        assert "lease lost" in str(end.failure)
+    for session in sessions:
+        (end,) = session.poll()
+        assert (end.crashed, "lease lost" in str(end.failure)) == (True, True)
 
 
-def test_what_failed_or_was_lost_is_begun_again_by_the_next_session(
+def test_what_failed_was_lost_or_deleted_is_begun_again_and_a_person_who_cancels_is_obeyed(
     job: Job, launcher: Callable[[], DeploymentLauncher]
 ) -> None:
-    for attempt, state in enumerate((Failed(message="no such data"), Crashed(), Cancelled()), start=1):
+    for attempt, (state, said, crashed, cancelled) in enumerate(
+        [
+            (Failed(message="no such data"), "no such data", False, False),
+            (Crashed(), "Crashed", True, False),
+            (Cancelled(), "None", False, True),
+            (None, "gone", True, False),
+        ],
+        start=1,
+    ):
         session = launcher()
         session.start(job)
         assert len(flow_runs(job)) == attempt
-        become(flow_runs(job)[-1], Running(), state)
-        assert len(session.poll()) == 1
-
-
-def test_a_run_that_fails_says_why_and_one_that_a_person_cancels_is_not_a_failure(
-    job: Job, launcher: Callable[[], DeploymentLauncher]
-) -> None:
-    session = launcher()
-    session.start(job)
-    become(flow_runs(job)[-1], Running(), Failed(message="no such data"))
-    end = only(session.poll())
-    assert "no such data" in str(end.failure)
-    assert not end.crashed
-    session.start(job)
-    become(flow_runs(job)[-1], Running(), Cancelled())
-    assert session.poll() == [Ended(job=job, cancelled=True)]
+        if state is None:
+            with get_client(sync_client=True) as client:
+                client.delete_flow_run(flow_runs(job)[-1].id)
+        else:
+            become(flow_runs(job)[-1], Running(), state)
+        (end,) = session.poll()
+        assert said in str(end.failure)
+        assert (end.crashed, end.cancelled) == (crashed, cancelled)
 
 
 def test_a_run_whose_sweep_was_cancelled_just_now_is_begun_again_once_it_is_over(
@@ -131,19 +125,24 @@ def test_a_run_whose_sweep_was_cancelled_just_now_is_begun_again_once_it_is_over
     again = launcher()
     again.start(job)
     become(flow_runs(job)[0], Cancelling(), Cancelled())
-    assert only(again.poll()).crashed
+    assert [end.crashed for end in again.poll()] == [True]
     again.start(job)
     assert len(flow_runs(job)) == 2
 
 
-def test_a_run_that_was_deleted_in_prefect_is_not_waited_for(job: Job, launcher: Callable[[], DeploymentLauncher]) -> None:
-    session = launcher()
-    session.start(job)
-    with get_client(sync_client=True) as client:
-        client.delete_flow_run(flow_runs(job)[0].id)
-    end = only(session.poll())
-    assert end.crashed
-    assert "gone" in str(end.failure)
+def test_an_outage_is_outlasted(job: Job, launcher: Callable[[], DeploymentLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([httpx.ConnectError("no server"), httpx.ReadTimeout("restarting")])
+
+    def away(named: FlowRunFilter) -> list[FlowRun]:
+        for error in answers:
+            raise error
+        return read(named)
+
+    read = deployed._read
+    monkeypatch.setattr(deployed, "_read", away)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    launcher().start(job)
+    assert len(flow_runs(job)) == 1
 
 
 def test_a_deployment_that_is_not_there_is_refused_by_name(job: Job) -> None:

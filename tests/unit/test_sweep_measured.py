@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
+import pandas
 import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.config.loading import read_values
 from grpo_core.config.presets import find_config
+from grpo_core.evaluation.results import table_file
 from grpo_core.metrics import is_registered
+from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
-from grpo_core.sweep.measures import DRIFTS, MEASURES, is_measured, last_measured
-from grpo_core.sweep.results import measure
+from grpo_core.sweep.checks import measured_steps
+from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.results import measure, objective_by_prompt
 from grpo_core.sweep.schema import ObjectiveConfig
 
 BASE = read_values(find_config("sums_tiny_cpu"))
@@ -88,14 +93,45 @@ def test_the_last_steps_are_those_that_the_run_reached() -> None:
 )
 def test_when_a_run_measures_a_metric_for_the_last_time(key: str, changes: dict[str, object], wanted: int) -> None:
     config = validate_config(apply_overrides(BASE, changes))
-    assert last_measured(config, key) == wanted
-    assert wanted == 0 or is_measured(config, key, wanted)
+    assert max(measured_steps(config, key)[2], default=0) == wanted
 
 
-def test_a_run_has_every_measure_and_each_is_of_a_registered_metric() -> None:
-    run = records("kl/init/seq", {30: 1.0})
-    assert measure(run, validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
-    assert measure([], validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
+def test_every_run_has_every_measure() -> None:
+    for run in (records("kl/init/seq", {30: 1.0}), []):
+        assert measure(run, validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
     assert all(one.metric is None or is_registered(one.metric) for one in MEASURES.values())
-    assert all(one.heading for one in MEASURES.values() if one.table is not None)
-    assert all(MEASURES[key].drift and MEASURES[key].outcome for key in DRIFTS)
+
+
+# The objective prompt by prompt
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run whose final policy solves prompt 7 greedily and in 1 of 4 samples, and prompt 3 in 2 of 4."""
+    rows = [(7, -1, True), (3, -1, False)]
+    rows += [(prompt, sample, sample < right) for prompt, right in ((7, 1), (3, 2)) for sample in range(4)]
+    folder = RunDir(tmp_path)
+    folder.eval.mkdir()
+    pandas.DataFrame(rows, columns=["prompt_id", "sample", "correct"]).to_parquet(table_file(folder, "final"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("metric", "of_prompts"),
+    [("greedy_accuracy", {3: 0.0, 7: 1.0}), ("pass_at_1", {3: 0.5, 7: 0.25}), ("pass_at_2", {3: 5 / 6, 7: 0.5})],
+)
+def test_a_mean_over_prompts_is_known_for_each(run_dir: RunDir, metric: str, of_prompts: dict[int, float]) -> None:
+    objective, mean = ObjectiveConfig(metric=f"eval/heldout/{metric}"), sum(of_prompts.values()) / 2
+    scores = objective_by_prompt(run_dir, objective, mean)
+    assert scores is not None
+    assert scores.to_dict() == pytest.approx(of_prompts)
+    # The table of another evaluation than the one that the objective is of.
+    assert objective_by_prompt(run_dir, objective, mean + 0.01) is None
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [{"metric": "reward/mean"}, {"metric": "eval/heldout/pass_at_8"}, {"metric": "eval/heldout/pass_at_1", "kl_penalty": 0.1}],
+)
+def test_what_is_no_such_mean_is_known_for_none(run_dir: RunDir, objective: dict[str, object]) -> None:
+    assert objective_by_prompt(run_dir, ObjectiveConfig.model_validate(objective), 0.375) is None

@@ -24,7 +24,6 @@ from grpo_core.sweep.statistics.paired import (
     moderated_p,
     paired_estimate,
     rank_correlation,
-    smallest_t,
     t_interval,
     two_way_interval,
 )
@@ -86,26 +85,21 @@ def test_a_bonferroni_interval_is_scipys_at_a_higher_confidence() -> None:
     values = [0.1, 0.3, 0.25, 0.2]
     wanted = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 6)
     assert t_interval(values, comparisons=6) == pytest.approx((wanted.low, wanted.high))
-    assert smallest_t(4, 6) == pytest.approx(stats.t.ppf(1 - 0.05 / 12, 3))
 
 
-def test_one_seed_has_a_mean_and_nothing_else() -> None:
-    found = paired_estimate([0.3])
-    assert (found.mean, found.spread) == (0.3, "one seed")
-    assert all(map(math.isnan, (found.low, found.high, found.p, found.family_p)))
-
-
-def test_seeds_that_agree_on_zero_are_identical() -> None:
-    found = paired_estimate([0.0, 0.0, 0.0])
-    assert (found.spread, found.low, found.high, found.p) == ("identical", 0, 0, 1)
-
-
-def test_seeds_that_agree_on_a_difference_have_no_width_and_the_sign_tests_p_in_the_family() -> None:
-    # As subtraction leaves them: not equal to the last bit.
-    found = paired_estimate([0.3 - 0.2, 0.5 - 0.4, 0.7 - 0.6])
-    assert (found.spread, found.p) == ("constant", 0)
-    assert found.low == found.high == pytest.approx(0.1)
-    assert found.family_p == stats.binomtest(3, 3).pvalue
+@pytest.mark.parametrize(
+    ("differences", "spread", "low", "p", "family_p"),
+    [
+        ([0.3], "one seed", math.nan, math.nan, math.nan),
+        ([0.0, 0.0, 0.0], "identical", 0, 1, 1),
+        # As subtraction leaves them, not equal to the last bit; in the family they have the sign test's p.
+        ([0.3 - 0.2, 0.5 - 0.4, 0.7 - 0.6], "constant", 0.1, 0, stats.binomtest(3, 3).pvalue),
+    ],
+)
+def test_seeds_without_a_spread_have_no_t(differences: list[float], spread: str, low: float, p: float, family_p: float) -> None:
+    found = paired_estimate(differences)
+    assert (found.spread, found.mean) == (spread, pytest.approx(differences[0]))
+    assert (found.low, found.high, found.p, found.family_p) == pytest.approx((low, low, p, family_p), nan_ok=True)
 
 
 def limma(families: list[list[float]]) -> list[float]:
@@ -151,6 +145,9 @@ def test_the_interval_for_new_prompts_by_hand() -> None:
     half = max(stats.t.ppf(0.975, freedom) * math.sqrt(variance), stats.t.ppf(0.975, 1))
     assert two_way_interval(scores) == pytest.approx((2 - half, 2 + half))
     assert all(map(math.isnan, two_way_interval(scores[:1])))
+    # Where all prompts show the same, others would add nothing: the interval is that over seeds.
+    same = np.array([[1.0] * 3, [2.0] * 3, [4.0] * 3])
+    assert two_way_interval(same) == pytest.approx(t_interval(same[:, 0]))
 
 
 def test_figures_by_prompt_give_every_difference_an_interval_for_new_prompts() -> None:
@@ -165,25 +162,25 @@ def test_figures_by_prompt_give_every_difference_an_interval_for_new_prompts() -
     table = np.array([[scores[1, seed] - scores[0, seed] for seed in range(3)]])[0]
     assert arm_differences(sweep)[0].new_prompts == pytest.approx(two_way_interval(table))
     del scores[3, 1]
-    lacking = SweepRuns(facts(), frame, scores)
-    assert lacking.prompts == "these prompts"
-    assert math.isnan(knob_effects(lacking).contrasts[0].new_prompts[0])
+    assert math.isnan(knob_effects(SweepRuns(facts(), frame, scores)).contrasts[0].new_prompts[0])
 
 
 # Many comparisons
 
 
-def test_holm_by_hand() -> None:
-    # 4 x 0.005, 3 x 0.01, 2 x 0.03, and 1 x 0.04, which may not be below the one before.
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, math.nan, 0.02])[::2] == pytest.approx([0.5, 0.04])
-    assert holm([]) == []
-
-
-def test_weighted_holm_by_hand() -> None:
-    # p / w: 0.02 / 0.6 is the smallest, then 0.03 / 0.3 of what is left, 0.4, then 0.04 / 0.1 of 0.1, not below the one before.
-    assert holm([0.04, 0.02, 0.03], [0.1, 0.6, 0.3]) == pytest.approx([0.04, 0.02 / 0.6, 0.03 / 0.3 * 0.4])
-    assert holm([0.01, 0.04, math.nan], [0.2, 0.2, 0.6]) == pytest.approx([0.02, 0.04, math.nan], nan_ok=True)
+@pytest.mark.parametrize(
+    ("p_values", "weights", "wanted"),
+    [
+        # 4 x 0.005, 3 x 0.01, 2 x 0.03, and 1 x 0.04, which may not be below the one before.
+        ([0.01, 0.04, 0.03, 0.005], None, [0.03, 0.06, 0.06, 0.02]),
+        ([0.5, math.nan, 0.02], None, [0.5, math.nan, 0.04]),
+        # p / w: 0.02 / 0.6 is the smallest, then 0.03 / 0.3 of what is left, 0.4, then 0.04 / 0.1 of 0.1, not below that.
+        ([0.04, 0.02, 0.03], [0.1, 0.6, 0.3], [0.04, 0.02 / 0.6, 0.03 / 0.3 * 0.4]),
+        ([0.01, 0.04, math.nan], [0.2, 0.2, 0.6], [0.02, 0.04, math.nan]),
+    ],
+)
+def test_holm_by_hand(p_values: list[float], weights: list[float] | None, wanted: list[float]) -> None:
+    assert holm(p_values, weights) == pytest.approx(wanted, nan_ok=True)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -201,11 +198,7 @@ def test_rank_correlation_is_scipys_and_its_p_value_is_exact_for_few_points() ->
     rhos = [stats.spearmanr(x, order).statistic for order in itertools.permutations(y)]
     tails = [np.mean([rho >= found.rho - 1e-9 for rho in rhos]), np.mean([rho <= found.rho + 1e-9 for rho in rhos])]
     assert found.p == pytest.approx(2 * min(tails))
-
-
-@pytest.mark.parametrize("y", [[1.0, 1.0, 1.0], [1.0, 2.0]])
-def test_what_cannot_be_ranked_has_no_correlation(y: list[float]) -> None:
-    assert math.isnan(rank_correlation(range(len(y)), y).rho)
+    assert all(math.isnan(rank_correlation(range(len(few)), few).rho) for few in ([1.0, 1.0, 1.0], [1.0, 2.0]))
 
 
 # Effects
@@ -218,11 +211,8 @@ def test_a_contrast_is_the_paired_test_on_means_over_matched_arms() -> None:
     assert found.estimate.mean == pytest.approx(float((means[0.5] - means[0.01]).mean()))
     assert found.estimate.p == pytest.approx(stats.ttest_rel(means[0.5], means[0.01]).pvalue)
     assert (found.pairs, found.planned_pairs, found.estimate.seeds) == (18, 18, 3)
-
-
-def test_null_is_a_level_of_its_own() -> None:
-    (found,) = knob_effects(SweepRuns(facts(), runs(noisy()))).of("reference.sync_steps")
-    assert (found.first_name, found.second_name) == ("10", "never")
+    (of_null,) = knob_effects(SweepRuns(facts(), frame)).of("reference.sync_steps")
+    assert (of_null.first_name, of_null.second_name) == ("10", "never")
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed", "running", "missing"])
@@ -277,8 +267,7 @@ def test_the_family_of_the_knobs_holds_all_their_contrasts() -> None:
     assert len(effects.contrasts) == 1 + 3 + 1
     smallest = min(effects.contrasts, key=lambda found: found.estimate.p)
     assert smallest.holm_p == pytest.approx(min(1, 5 * smallest.estimate.p))
-    wanted = t_interval(smallest.differences, comparisons=5)
-    assert smallest.simultaneous_interval == wanted
+    assert smallest.simultaneous_interval == t_interval(smallest.differences, comparisons=5)
 
 
 def test_sampled_knobs_are_associated_and_not_contrasted() -> None:
@@ -301,14 +290,11 @@ def test_sampled_knobs_are_associated_and_not_contrasted() -> None:
 
 def test_a_reference_that_never_syncs_ranks_as_the_longest_period() -> None:
     syncs = [5, 10, 20, None, 40, None]
-    levels = [(0.1 * (arm + 1), sync) for arm, sync in enumerate(syncs)]
     rows = [
-        {"arm": arm, "seed": 0, "status": "finished", "objective": arm, KNOBS[0]: beta, KNOBS[2]: sync}
-        for arm, (beta, sync) in enumerate(levels)
+        {"arm": arm, "seed": 0, "status": "finished", "objective": arm, KNOBS[0]: 0.1 * (arm + 1), KNOBS[2]: sync, "other": arm}
+        for arm, sync in enumerate(syncs)
     ]
-    rows = [row | {"other": row["arm"]} for row in rows]
-    sweep = SweepRuns(facts((0,), (KNOBS[0], KNOBS[2], "other")), pandas.DataFrame(rows))
-    found = knob_effects(sweep).association(KNOBS[2])
+    found = knob_effects(SweepRuns(facts((0,), (KNOBS[0], KNOBS[2], "other")), pandas.DataFrame(rows))).association(KNOBS[2])
     assert found is not None
     assert (found.left_out, found.correlation.count) == (0, 6)
     assert found.correlation.rho == pytest.approx(stats.spearmanr([5, 10, 20, 99, 40, 99], range(6)).statistic)
@@ -317,32 +303,10 @@ def test_a_reference_that_never_syncs_ranks_as_the_longest_period() -> None:
 # Interactions
 
 
-def crossed(beta: float, group: int, sync: int | None, seed: int) -> float:
-    """Return an objective in which beta 0.5 gains 0.008 with syncs and 0.179 without, give or take what a seed does to it."""
-    gain = {10: (0.007, 0.008, 0.009), None: (0.178, 0.179, 0.180)}[sync][seed]
-    return 0.4 + 0.1 * seed + 0.01 * group + (gain if beta == 0.5 else 0.0)
-
-
-def test_an_interaction_by_hand() -> None:
-    # 0.171 in every seed but for rounding would be constant; the seeds are made to differ by 0.002 in one cell.
-    frame = runs(lambda *run: crossed(*run) + (0.002 if run[0] == 0.5 and run[2] is None and run[3] == 2 else 0.0))
-    sweep = SweepRuns(facts(), frame)
-    (found,) = [one for one in find_interactions(sweep, "objective") if one.knob == KNOBS[0] and one.other == KNOBS[2]]
-    assert found.differences == pytest.approx((0.171, 0.171, 0.173))
-    mean, error = 0.515 / 3, 0.002 / math.sqrt(3) / math.sqrt(3)  # one of three differs by 0.002: their std is 0.002 / sqrt(3)
-    assert found.estimate.mean == pytest.approx(mean)
-    assert found.estimate.low == pytest.approx(mean - stats.t.ppf(0.975, 2) * error)
-    assert (found.pairs, found.planned_pairs) == (9, 9)
-    effects = simple_effects(sweep, found)
-    assert [effects[level].mean for level in (10, None)] == pytest.approx([0.008, 0.539 / 3])
-    # The mean effect is that of neither level.
-    (main,) = knob_effects(sweep).of(KNOBS[0])
-    assert main.estimate.mean == pytest.approx((0.008 + 0.539 / 3) / 2)
-
-
 def test_interactions_are_scipys_paired_test_of_effects_and_a_family_of_their_own() -> None:
     frame = runs(noisy(effect=-0.05))
-    found = find_interactions(SweepRuns(facts(), frame), "objective")
+    sweep = SweepRuns(facts(), frame)
+    found = find_interactions(sweep, "objective")
     assert len(found) == 1 * 3 + 1 * 1 + 3 * 1
     plain = frame.fillna({KNOBS[2]: 0})  # a pivot has no place for null
     p_values = []
@@ -350,24 +314,11 @@ def test_interactions_are_scipys_paired_test_of_effects_and_a_family_of_their_ow
         means = plain.pivot_table(index="seed", columns=[one.knob, one.other], values="objective")
         effects = [means[one.second or 0, at or 0] - means[one.first or 0, at or 0] for at in (one.at_first, one.at_second)]
         p_values.append(stats.ttest_rel(effects[1], effects[0]).pvalue)
+        shown = [simple_effects(sweep, one)[at].mean for at in (one.at_first, one.at_second)]
+        assert shown == pytest.approx([float(effect.mean()) for effect in effects])
+        assert one.estimate.mean == pytest.approx(shown[1] - shown[0])
     assert [one.estimate.p for one in found] == pytest.approx(p_values)
     assert [one.holm_p for one in found] == pytest.approx(holm(p_values))
-
-
-def test_a_run_that_did_not_finish_leaves_an_interaction_with_its_three_partners() -> None:
-    frame = runs(lambda beta, group, sync, seed: 1000.0 * group + (beta == 0.5) * (sync is None) * (1 + seed))
-    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), "status"] = "failed"
-    found = next(one for one in find_interactions(SweepRuns(facts(), frame), "objective") if one.other == KNOBS[2])
-    assert found.differences == (1, 2, 3)
-    assert (found.pairs, found.planned_pairs) == (8, 9)
-
-
-def test_under_the_null_one_sweep_in_twenty_claims_any_interaction() -> None:
-    sweeps, false = 120, 0
-    for start in range(sweeps):
-        found = find_interactions(SweepRuns(facts(), runs(noisy(effect=-0.2, start=start))), "objective")
-        false += any(one.is_claim for one in found)
-    assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
 
 
 def test_plus_minus_is_half_of_students_interval() -> None:
@@ -388,22 +339,6 @@ def test_under_the_null_one_sweep_in_twenty_claims_anything_about_knobs() -> Non
     assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
 
 
-def test_under_the_null_a_coarse_score_makes_no_claims_either() -> None:
-    """A share of 10 prompts often differs by the same amount in both seeds; the t test alone would call that certain."""
-
-    def coarse(start: int) -> Objective:
-        fine = noisy(noise=0.05, start=start)
-        return lambda *run: round(fine(*run), 1)
-
-    sweeps, false, certain = 60, 0, 0
-    for start in range(sweeps):
-        found = arm_differences(SweepRuns(facts((0, 1)), runs(coarse(start), seeds=(0, 1))))
-        false += any(pair.is_claim for pair in found)
-        certain += any(pair.estimate.spread == "constant" for pair in found)
-    assert certain > sweeps / 2
-    assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
-
-
 def test_a_planted_effect_is_found_and_its_interval_covers_it() -> None:
     claims, covered, sweeps = 0, 0, 60
     for start in range(sweeps):
@@ -417,17 +352,11 @@ def test_a_planted_effect_is_found_and_its_interval_covers_it() -> None:
 # Frontier
 
 
-def test_the_frontier_by_hand() -> None:
-    points = [(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (0.5, 0.1), (3.0, 0.8), (1.0, 0.5), (math.nan, 2.0)]
-    assert frontier(points) == [3, 0, 5, 2]
-    assert frontier([]) == []
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
 def test_the_frontier_is_what_no_point_dominates(points: list[tuple[int, int]]) -> None:
     def dominated(point: tuple[int, int]) -> bool:
         return any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
 
-    kept = frontier(points)
+    kept = frontier([*points, (math.nan, 7.0)])
     assert sorted(kept) == [index for index, point in enumerate(points) if not dominated(point)]
     assert [points[index][0] for index in kept] == sorted(points[index][0] for index in kept)

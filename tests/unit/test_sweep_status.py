@@ -1,122 +1,138 @@
-"""Where a sweep is, and the command that resumes it, from what a kill at any time leaves in its folder."""
+"""Where a sweep is, the command that resumes it, and what lies in a folder of runs, from what a kill at any time leaves."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from grpo_core.config import Origin, load_config
+from grpo_core.compare.comparison import compare_sources
+from grpo_core.compare.files import write_comparison
+from grpo_core.compare.runs import Source
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.arms import Arm, Outcome
-from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import make_plan
-from grpo_core.sweep.status import command_that_resumes, sweep_status
+from grpo_core.sweep.arms import Outcome
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.status import command_that_resumes, list_folders, sweep_status
+from tests.compared import write_compared
+from tests.support.sweeps import choose_arms, stored_sweep, write_run
 
 KEYS = [(arm, seed) for seed in (0, 1) for arm in (0, 1)]
 
 
-def make(folder: Path, **values: Any) -> SweepDir:
-    """Return the folder of a sweep of two arms and two seeds whose arms are chosen and whose runs have not begun."""
-    sweep_dir = SweepDir(folder)
-    plan = make_plan({"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}, "seeds": [0, 1], **values})
-    sweep_dir.create(plan, "two", "id-1")
-    sweep_dir.write_arms({number: Arm(number=number, values={"loss.beta": beta}) for number, beta in enumerate((0.01, 0.1))})
-    return sweep_dir
+def make(folder: Path, **keys: object) -> StoredSweep:
+    stored = stored_sweep(folder, **keys)
+    choose_arms(stored)
+    return stored
 
 
-def begin(sweep_dir: SweepDir, arm: int, seed: int) -> RunDir:
-    run_dir = sweep_dir.run_dir(arm, seed)
-    run_dir.create(load_config("quickstart"), Origin(preset="quickstart"))
+def begin(stored: StoredSweep, arm: int) -> RunDir:
+    run_dir = stored.dir.run_dir(arm, 0)
+    write_run(run_dir, stored.plan.configs[arm], lambda _: {}, 0, end=None)
     return run_dir
 
 
-def end(sweep_dir: SweepDir, *keys: tuple[int, int], status: str = "finished") -> None:
+def end(stored: StoredSweep, *keys: tuple[int, int], status: str = "finished") -> None:
     for arm, seed in keys:
-        sweep_dir.add_outcome(Outcome(arm=arm, seed=seed, status=status))
+        stored.dir.add_outcome(Outcome(arm=arm, seed=seed, status=status))
 
 
 def test_a_sweep_is_interrupted_until_each_of_its_runs_has_ended(tmp_path: Path) -> None:
-    sweep_dir = make(tmp_path / "my sweep")
-    assert (sweep_status(sweep_dir).state, sweep_status(sweep_dir).total) == ("not started", 4)
-    run_dir = begin(sweep_dir, 0, 0)
-    end(sweep_dir, *KEYS[1:])
-    now = sweep_status(sweep_dir)
+    stored = make(tmp_path, name="my sweep")
+    assert (sweep_status(stored.dir).state, sweep_status(stored.dir).total) == ("not started", 4)
+    run_dir = begin(stored, 0)
+    end(stored, *KEYS[1:])
+    now = sweep_status(stored.dir)
     assert (now.state, now.ended, now.total, now.under_way, now.outcomes) == ("interrupted", 3, 4, 1, {"finished": 3})
-    assert now.resume == f"grpo sweep --resume '{sweep_dir.path}'"
+    assert now.resume == f"grpo sweep --resume '{stored.dir.path}'"
     # A run of it is resumed by the sweep, which then knows of its end.
-    assert command_that_resumes(run_dir.path) == command_that_resumes(sweep_dir.path) == now.resume
-    end(sweep_dir, KEYS[0])
-    assert (sweep_status(sweep_dir).state, sweep_status(sweep_dir).resume) == ("finished", None)
+    assert command_that_resumes(run_dir.path) == command_that_resumes(stored.dir.path) == now.resume
+    end(stored, KEYS[0])
+    assert (sweep_status(stored.dir).state, sweep_status(stored.dir).resume) == ("finished", None)
     assert command_that_resumes(run_dir.path) is None
 
 
 @pytest.mark.parametrize(
-    ("here", "run"),
-    [
-        ("sweep/runs", "arm-000-seed-0"),
-        ("sweep/runs/arm-000-seed-0", "."),
-        ("sweep/runs/arm-001-seed-0", "../arm-000-seed-0"),
-        (".", "sweep/runs/arm-000-seed-0"),
-    ],
+    ("here", "run"), [("sweep/runs/arm-001-seed-0", "../arm-000-seed-0"), ("sweep/runs/arm-000-seed-0", ".")]
 )
 def test_a_run_is_resumed_by_its_sweep_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, run: str
 ) -> None:
-    sweep_dir = make(tmp_path / "sweep")
+    stored = make(tmp_path)
     for arm in (0, 1):
-        begin(sweep_dir, arm, 0)
+        begin(stored, arm)
     monkeypatch.chdir(tmp_path / here)
-    assert command_that_resumes(Path(run)) == f"grpo sweep --resume {sweep_dir.path}"
-
-
-def test_a_run_behind_a_link_belongs_to_the_sweep_in_which_the_link_is(tmp_path: Path) -> None:
-    sweep_dir = make(tmp_path / "sweep")
-    elsewhere = begin(sweep_dir, 0, 0).path.rename(tmp_path / "elsewhere")
-    sweep_dir.run_dir(0, 0).path.symlink_to(elsewhere)
-    assert command_that_resumes(sweep_dir.run_dir(0, 0).path) == f"grpo sweep --resume {sweep_dir.path}"
+    assert command_that_resumes(Path(run)) == f"grpo sweep --resume {stored.dir.path}"
 
 
 @pytest.mark.parametrize(("allowed", "state"), [(0, "failed"), (1, "finished")])
 def test_failed_runs_are_run_again_where_there_are_too_many(tmp_path: Path, allowed: int, state: str) -> None:
-    sweep_dir = make(tmp_path / "sweep", failed_runs_allowed=allowed)
-    end(sweep_dir, *KEYS[1:])
-    end(sweep_dir, KEYS[0], status="failed")
-    now = sweep_status(sweep_dir)
+    stored = make(tmp_path, failed_runs_allowed=allowed)
+    end(stored, *KEYS[1:])
+    end(stored, KEYS[0], status="failed")
+    now = sweep_status(stored.dir)
     assert now.state == state
-    assert now.resume == (f"grpo sweep --resume {sweep_dir.path} --retry-failed" if allowed == 0 else None)
+    assert now.resume == (f"grpo sweep --resume {stored.dir.path} --retry-failed" if allowed == 0 else None)
 
 
-def test_a_sweep_whose_budget_is_spent_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hours", "state"), [(1.9, "interrupted"), (1.5, "finished")])
+def test_a_sweep_whose_budget_is_spent_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float, state: str
+) -> None:
     """Both runs took an hour, one half of it beside the other; the second was resumed three hours later."""
-    sweep_dir = make(tmp_path / "sweep", budget={"hours": 1.9})
-    for arm, records in enumerate(
-        [(("start", 0), ("step", 60)), (("start", 30), ("step", 60), ("resume", 240), ("step", 270))]
-    ):
-        run_dir = begin(sweep_dir, arm, 0)
-        write_json(run_dir.path / MARKER_FILE, {"kind": "run", "created": moment(0 if arm == 0 else 30)})
+
+    def moment(minute: int) -> str:
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
+
+    stored = make(tmp_path, budget={"hours": hours})
+    for arm, sessions in enumerate([[(0, 60)], [(30, 60), (240, 270)]]):
+        run_dir = stored.dir.run_dir(arm, 0)
+        run_dir.create(stored.plan.configs[arm])
+        write_json(run_dir.path / MARKER_FILE, {"kind": "run", "created": moment(sessions[0][0])})
         journal = Journal(run_dir.journal_file)
-        for step, (kind, minute) in enumerate(records):
-            monkeypatch.setattr("grpo_core.run.journal.now", lambda minute=minute: moment(minute))
-            figures = {"metrics": {"reward/mean": 0.0, "progress/generated_tokens": 1.0}}
-            journal.append(kind, step, figures if kind == "step" else {})
+        for step, session in enumerate(sessions):
+            for kind, minute in zip(("resume" if step else "start", "step"), session, strict=True):
+                monkeypatch.setattr("grpo_core.run.journal.now", lambda minute=minute: moment(minute))
+                journal.append(kind, step, {"metrics": {}} if kind == "step" else {})
         journal.close()
-    assert sweep_status(sweep_dir).state == "interrupted"  # 60 + 30 minutes
-    again = sweep_dir.sweep_file.read_text().replace('"hours": 1.9', '"hours": 1.5')
-    sweep_dir.sweep_file.write_text(again)
-    assert sweep_status(sweep_dir).state == "finished"
-
-
-def moment(minute: int) -> str:
-    """Return a time of a journal."""
-    return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
+    assert sweep_status(stored.dir).state == state  # 60 + 30 minutes
 
 
 def test_a_folder_that_is_no_sweep_has_no_command(tmp_path: Path) -> None:
-    sweep_dir = make(tmp_path / "sweep")
-    sweep_dir.sweep_file.write_text("{")
-    assert command_that_resumes(sweep_dir.path) is None
+    stored = make(tmp_path)
+    stored.dir.sweep_file.write_text("{")
+    assert command_that_resumes(stored.dir.path) is None
     assert command_that_resumes(tmp_path / "nowhere") is None
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with an interrupted run, and an interrupted sweep of two runs."""
+    write_compared(tmp_path / "run", steps=2, end=None)
+    sweep_dir = make(tmp_path).dir
+    for arm, correct in ((0, [True, False]), (1, [True, True])):
+        write_compared(sweep_dir.run_dir(arm, 0).path, {"loss.beta": (0.01, 0.1)[arm]}, steps=2, correct=correct)
+    return tmp_path
+
+
+def test_runs_and_sweeps_are_listed_with_the_best_accuracy_that_can_be_read(runs: Path) -> None:
+    write_comparison(compare_sources([Source(given="run", path=runs / "run")]), runs / "comparison")
+    found = {
+        entry.path.name: (entry.kind, entry.state, entry.done, entry.total, entry.accuracy) for entry in list_folders(runs)
+    }
+    assert found == {"run": ("run", "died", 2, 100, None), "sweep": ("sweep", "interrupted", 0, 4, 1.0)}
+    SweepDir(runs / "sweep").run_dir(1, 0).journal_file.write_text("{\n")
+    RunDir(runs / "run").config_file.unlink()
+    listed = {entry.kind: entry for entry in list_folders(runs)}
+    assert listed["sweep"].accuracy == 0.5
+    assert listed["run"].state == "damaged"
+    assert "no readable config.json" in str(listed["run"].fault)
+
+
+@pytest.mark.parametrize("folder", ["sweep", "sweep/runs"])
+def test_the_runs_of_a_sweep_are_resumed_by_the_sweep(runs: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    SweepDir(runs / "sweep").run_dir(1, 0).flow_run_file.touch()  # its flow has not written its report
+    monkeypatch.chdir(runs)
+    listed = {entry.path.name: entry.resume for entry in list_folders(Path(folder))}
+    assert listed == {"arm-000-seed-0": None, "arm-001-seed-0": f"grpo sweep --resume {runs / 'sweep'}"}

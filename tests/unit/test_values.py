@@ -44,16 +44,7 @@ YAML_1_2 = [
 def test_a_plain_scalar_is_what_yaml_1_2_says(text: str, value: Any) -> None:
     for parsed in (parse_yaml(text), parse_yaml(f"[{text}]")[0], parse_overrides([f"key={text}"])["key"]):
         assert (parsed, type(parsed)) == (value, type(value))
-
-
-def test_not_a_number_is_read_as_such() -> None:
-    assert parse_yaml(".nan") != parse_yaml(".nan")
-
-
-@pytest.mark.parametrize("text", [text for text, _ in YAML_1_2])
-def test_text_that_looks_like_a_value_reads_back_as_text(text: str) -> None:
-    written = dump_yaml({"key": text})
-    assert parse_yaml(written) == {"key": text}
+    assert parse_yaml(dump_yaml({"key": text})) == {"key": text}, "text that looks like a value reads back as text"
 
 
 NONSENSE = [
@@ -128,6 +119,10 @@ NONSENSE = [
     ("loss.minibatches=1000000000000", "loss.minibatches: input should be less than or equal to 1000000"),
     ("data.size=1000000000000", "data.size: input should be less than or equal to 100000000"),
     ("data.size=90000000", "data.size: 90000000 rows of reasoning_gym:chain_sum would take hours to make"),
+    (
+        "rollout={group_size: 60000, num_prompts_per_step: 500}",
+        "rollout.group_size: 60000 x rollout.num_prompts_per_step 500 = 30000000",
+    ),
     ("evaluation.samples=1000000000", "evaluation.samples: input should be less than or equal to 65536"),
     (
         "monitor.rules=[{kind: stalled, bound: 1e300}]",
@@ -142,11 +137,6 @@ def test_nonsense_is_refused_by_key_bound_and_value(override: str, said: str) ->
         load_config(None, parse_overrides([override]))
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_completions_of_a_step_are_bounded_together() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.group_size: 60000 x rollout\.num_prompts_per_step 500 = 30000000"):
-        load_config(None, ["rollout.group_size=60000", "rollout.num_prompts_per_step=500"])
 
 
 OF_SWEEPS = [

@@ -15,7 +15,6 @@ from grpo_core.sweep.arms import GROUP_SIZE, Key, total_runs
 from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
-from grpo_core.sweep.progress import Journals
 from grpo_core.sweep.report import tables
 from grpo_core.sweep.report.pictures import (
     effect_figure,
@@ -24,12 +23,11 @@ from grpo_core.sweep.report.pictures import (
     kl_curves_figure,
     level_curves_figure,
 )
-from grpo_core.sweep.report.words import answer, named_best
+from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS
-from grpo_core.sweep.statistics.findings import Best, Findings, find
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, KnobEffects
+from grpo_core.sweep.statistics.findings import Best, Findings, best_arm, find
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
-from grpo_core.sweep.statistics.statements import KnobEffects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def _facts(stored: StoredSweep, results: Results) -> SweepFacts:
         last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
-        budget_spent=Journals(stored).spent_budget(arms) is not None,
+        budget_spent=results.budget_spent,
     )
 
 
@@ -188,7 +186,7 @@ def render_page(
         pictures: of each section, by its anchor; those of a knob's effect by `effect <knob>`.
         comparison: page of the comparison of the runs; None = there is none.
     """
-    facts, sweep, best = findings.facts, findings.sweep, named_best(findings)
+    facts, sweep, best = findings.facts, findings.sweep, best_arm(findings)
     planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
     plan = {
         "Objective": facts.objective,

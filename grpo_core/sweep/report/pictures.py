@@ -21,10 +21,9 @@ from grpo_core.run.probe_pictures import panel_grid
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, mean_and_half_width
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings, check_bound, frontier
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, balanced_runs
-from grpo_core.sweep.statistics.statements import Comparison
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
 """Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""

@@ -22,11 +22,19 @@ from grpo_core.sweep.display import (
 )
 from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.report.words import new_prompts_text
-from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.effects import (
+    Association,
+    Comparison,
+    Difference,
+    Interaction,
+    KnobEffects,
+    Statement,
+    mean_and_half_width,
+    simple_effects,
+)
 from grpo_core.sweep.statistics.findings import Best, Findings, check_bound, drift_measure, shrunken_means
 from grpo_core.sweep.statistics.paired import ALPHA
 from grpo_core.sweep.statistics.runs import SweepRuns, as_level
-from grpo_core.sweep.statistics.statements import Association, Comparison, Difference, KnobEffects, Statement
 
 MOST_DIFFERENCES = 40
 """Rows of a table of differences; the Parquet file has all."""

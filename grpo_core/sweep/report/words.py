@@ -29,9 +29,16 @@ from grpo_core.sweep.display import (
     with_half_width,
 )
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.effects import (
+    AnyStatement,
+    Association,
+    Comparison,
+    Difference,
+    Interaction,
+    mean_and_half_width,
+    simple_effects,
+)
 from grpo_core.sweep.statistics.findings import (
-    Best,
     Findings,
     Rival,
     best_arm,
@@ -41,7 +48,6 @@ from grpo_core.sweep.statistics.findings import (
 )
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepRuns
-from grpo_core.sweep.statistics.statements import AnyStatement, Association, Comparison, Difference
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
@@ -68,11 +74,6 @@ def answer(findings: Findings) -> tuple[str, ...]:
         *_family_lines(findings),
         *_left_out_lines(sweep),
     )
-
-
-def named_best(findings: Findings) -> Best | None:
-    """Return the best arm; None where it is not to be named: none can be, or planned runs are still to come."""
-    return None if findings.sweep.awaited[0] else best_arm(findings)
 
 
 def new_prompts_text(found: Difference, sign: int = 1) -> str:
@@ -152,7 +153,7 @@ def _seeds_lines(findings: Findings) -> list[str]:
 
 def _best_lines(findings: Findings) -> list[str]:
     """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
-    best, sweep = named_best(findings), findings.sweep
+    best, sweep = best_arm(findings), findings.sweep
     if best is None:
         return []
     score = with_half_width(*mean_and_half_width(sweep.values("objective")[best.arm.number].values()))

@@ -21,7 +21,12 @@ import numpy as np
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import DRIFTS
 from grpo_core.sweep.statistics.effects import (
+    Association,
+    Comparison,
     Interaction,
+    KnobEffects,
+    Statement,
+    adjust,
     arm_differences,
     find_interactions,
     knob_effects,
@@ -29,7 +34,6 @@ from grpo_core.sweep.statistics.effects import (
 )
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
-from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, Statement, adjust
 
 QUESTION_SHARE = 0.6
 """Of the family's 5 %: what the question has, where the sweep names one."""
@@ -169,9 +173,12 @@ def drift_measure(sweep: SweepRuns) -> str | None:
 
 
 def best_arm(findings: Findings) -> Best | None:
-    """Return the best arm and how it stands against the others; None where no run is complete or every arm over the bound."""
+    """Return the best arm and how it stands against the others.
+
+    None where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
+    """
     bound = check_bound(findings.sweep)
-    if not bound.within:
+    if not bound.within or findings.sweep.awaited[0]:
         return None
     ranked, seeds = rank(findings.sweep, bound.within)
     best = ranked[0]
@@ -223,15 +230,15 @@ def check_bound(sweep: SweepRuns) -> BoundCheck:
     runs = sweep.complete
     by_arm = {arm.number: runs.loc[runs["arm"] == arm.number, "drift"].tolist() for arm in sweep.arms}
     drifts = {number: math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm.items() if of_arm}
-    upper = {number: _upper(drifts[number], by_arm[number]) for number in drifts}
+    # One-sided at 5 % is two-sided at 10 %: as many comparisons as half a one.
+    errors = {
+        number: smallest_t(len(by_arm[number]), 0.5) * standard_error(by_arm[number]) if len(by_arm[number]) > 1 else 0.0
+        for number in drifts
+    }
+    upper = {number: drift + errors[number] for number, drift in drifts.items()}
     arms, bound = [arm for arm in sweep.arms if arm.number in drifts], sweep.facts.kl_bound
     within = tuple(arm for arm in arms if bound is None or upper[arm.number] <= bound)
     return BoundCheck(within=within, over=tuple(arm for arm in arms if arm not in within), drifts=drifts, upper=upper)
-
-
-def _upper(drift: float, of_runs: Sequence[float]) -> float:
-    # One-sided at 5 % is two-sided at 10 %: as many comparisons as half a one.
-    return drift if len(of_runs) < 2 else drift + smallest_t(len(of_runs), 0.5) * standard_error(of_runs)
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -26,7 +26,6 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-CONFIDENCE = 0.95
 ALPHA = 0.05
 MODERATED_FROM = 5
 """Seeds from which on the moderated t decides what is claimed: with fewer its family error was 6 to 7 %."""
@@ -133,6 +132,8 @@ def two_way_interval(scores: np.ndarray) -> tuple[float, float]:
     with row means r, column means c and residuals e: V_seed = s^2(r) / S, V_prompt = s^2(c) / P, V_residual =
     sum(e^2) / ((S - 1) (P - 1) S P), which the other two both contain. V is not taken below V_seed. The degrees of freedom
     are Satterthwaite's (1946, Biometrics 2(6)), V^2 / sum of V_i^2 / df_i; never narrower than the interval for these prompts.
+    It is that interval where prompts add nothing that is seen: all show the same difference, or with two seeds V_prompt is not
+    above V_residual (the degrees of freedom end at 1).
     """
     seeds, prompts = scores.shape
     if min(seeds, prompts) < 2:

@@ -245,12 +245,11 @@ def balanced_means(sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objec
     """Return levels of some knobs -> seed -> mean of an outcome over the other knobs."""
     values = sweep.values(outcome)
     balanced = _balanced(sweep, knobs, values)
-    means = {seed: [cell_means(arms, values, seed) for arms in settings] for seed, settings in balanced.items()}
     return {
         key: {
-            seed: mean(cell[key] for cell in cells if key in cell)
-            for seed, cells in means.items()
-            if any(key in cell for cell in cells)
+            seed: mean(mean(values[arm][seed] for arm in arms[key]) for arms in settings if key in arms)
+            for seed, settings in balanced.items()
+            if any(key in arms for arms in settings)
         }
         for key in _keys(sweep, knobs)
     }
@@ -268,18 +267,19 @@ def balanced_runs(sweep: SweepRuns, knobs: Sequence[str]) -> dict[Levels, list[t
 def cells_by_seed(settings: Settings, values: FiguresByRun[Figure]) -> list[Cells[Figure]]:
     """Return the mean of each cell's arms, seed by seed; cells of which no arm is known are left out."""
     seeds = sorted({seed for of_arm in values.values() for seed in of_arm})
-    return [[cell_means(arms, values, seed) for arms in settings] for seed in seeds]
+    return [
+        [
+            {key: mean(values[arm][seed] for arm in known) for key, known in _known(arms, values, seed).items()}
+            for arms in settings
+        ]
+        for seed in seeds
+    ]
 
 
 def matched(by_seed: Iterable[Cells[Figure]], keys: Sequence[Levels]) -> list[list[tuple[Figure, ...]]]:
     """Return, for each seed with any, the figures of some cells at each setting of the other knobs that holds all of them."""
     found = [[tuple(cell[key] for key in keys) for cell in cells if all(key in cell for key in keys)] for cells in by_seed]
     return [of_seed for of_seed in found if of_seed]
-
-
-def cell_means(arms: Mapping[Levels, Sequence[int]], values: FiguresByRun[Figure], seed: int) -> dict[Levels, Figure]:
-    """Return the mean of each cell's arms in a seed; cells of which no arm is known are left out."""
-    return {key: mean(values[arm][seed] for arm in known) for key, known in _known(arms, values, seed).items()}
 
 
 def mean(values: Iterable[Figure]) -> Figure:
