@@ -112,8 +112,8 @@ def test_tables_words_effects_and_mlflow_hold_the_last_probe(tmp_path: Path, cli
         (line,) = [text for text in answer if text.startswith(f"drift by {name} (KL to the initial policy, exact, ")]
         assert f"{words} by {fmean(of_seed):.3f} [{interval.low:.3f}, {interval.high:.3f}]" in line
         assert abs(effects.loc[("probe_kl_init", knob), "difference"]) == pytest.approx(fmean(of_seed), rel=1e-9)
-    (bound,) = [text for text in answer if text.startswith("over the bound")]
-    assert f"(arm 3) with the highest objective 0.560 at {fmean(probes[3, seed] for seed in SEEDS):.3f} nats" in bound
+    (bound,) = [text for text in answer if text.startswith("within the bound")]
+    assert "(arm 3)" in bound.partition("over it, so never the best: ")[2]
 
 
 def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Path, client: Any) -> None:
@@ -124,7 +124,7 @@ def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Pat
     client.log_metric(run_id, "sweep/objective", 0.42, step=STEPS - 1)
     _, answer, problems = report_again(sweep_dir.path)
     assert problems == ()
-    assert answer[0] == "no run finished with a known objective: nothing can be compared"
+    assert "nothing to compare yet" in answer[0]
     rows = pandas.read_csv(sweep_dir.results / "runs.csv")
     assert rows[["probe_kl_init", "drift", "objective"]].isna().all(axis=None)
     assert rows["kl_init_seq"].notna().all()
