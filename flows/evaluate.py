@@ -8,9 +8,8 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form
+from flows.form import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt, form
 from flows.naming import show_run
-from flows.parameters import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.evaluation.plan import EvaluationPlan

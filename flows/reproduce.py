@@ -7,8 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form
-from flows.parameters import NAME_KEY, NO_OVERRIDES, Name, Overrides
+from flows.form import NAME_KEY, NO_OVERRIDES, Name, Overrides, form
 from flows.train import run_training
 from grpo_core.config import merge_knobs
 from tasks.run.reporting import RunSummary

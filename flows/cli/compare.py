@@ -34,7 +34,7 @@ def compare(
         refuse_credentials("RUN", name)
     from grpo_core.compare.comparison import compare_sources
     from grpo_core.compare.files import write_comparison
-    from tasks.comparing import located_runs
+    from tasks.tracking.fetch import located_runs
 
     with messages_to_stderr(as_json), located_runs(runs) as given:
         comparison = compare_sources(given)

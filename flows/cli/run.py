@@ -172,7 +172,7 @@ def track(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")], tracking_uri: TrackingUri = None
 ) -> None:
     """Ship to MLflow what an outage or a cancellation left behind; each figure once, however often this is done."""
-    from tasks.tracking.later import track_later
+    from tasks.tracking.training import track_later
 
     track_at(tracking_uri)
     tracked, status, problems = track_later(run_dir)

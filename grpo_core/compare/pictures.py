@@ -16,8 +16,7 @@ from grpo_core.compare.differences import ACCURACY
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.pages.page import Picture, save_picture
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, FORGETTING, Curve
-from grpo_core.run.figures import SMOOTHED, draw_band, draw_curve, start_kl_at_zero
-from grpo_core.run.probe_pictures import panel_grid, places_figure, read_places
+from grpo_core.run.figures import SMOOTHED, draw_band, draw_curve, panel_grid, places_figure, read_places, start_kl_at_zero
 from grpo_core.text import visible
 
 STYLES: dict[str, Literal["-", "--", ":", "-."]] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}

@@ -1,11 +1,14 @@
-"""What follows from a configuration: whether a key was changed, how many updates, how beta compares with the advantages."""
+"""What follows from a configuration: updates, when it syncs and measures, how beta compares with advantages, what repeats."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from grpo_core.config.names import MADE_ROWS
+from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import MOST_ROWS, Section
+from grpo_core.metrics import find_metric
 
 
 def is_single_update(config: RunConfig) -> bool:
@@ -122,3 +125,97 @@ def weight_of_kl(config: RunConfig) -> str:
         "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
         "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
     }[config.loss.aggregation]
+
+
+def last_step(config: RunConfig) -> int:
+    """Return the last step that a run can have: every completion has at least one token of `training.max_tokens`."""
+    training, rows = config.training, config.rollout.num_prompts_per_step * config.rollout.group_size
+    return training.steps if training.max_tokens is None else min(training.steps, -(-training.max_tokens // rows))
+
+
+def events(config: RunConfig) -> dict[str, range]:
+    """Return {key of a period: steps at which it has an effect}; none where the key is null.
+
+    A sync or a checkpoint of the last step does nothing that the end of the run does not do; the drift from the initial policy
+    is measured at every step up to the first sync.
+    """
+    last, reference, training = last_step(config), config.reference, config.training
+    kl_init, kl_full, sync = reference.kl_init_every, reference.kl_full_every, reference.sync_steps
+    every = {
+        "reference.sync_steps": (sync, sync, last - 1),
+        "reference.kl_init_every": (kl_init, kl_init * ((sync or 0) // kl_init + 1), last),
+        "reference.kl_full_every": (kl_full, kl_full, last),
+        "reference.distance_every": (reference.distance_every, reference.distance_every, last),
+        "probe.every_steps": (config.probe.every_steps, config.probe.every_steps, last),
+        "evaluation.every_steps": (config.evaluation.every_steps, config.evaluation.every_steps, last),
+        "training.checkpoint_every": (training.checkpoint_every, training.checkpoint_every, last - 1),
+        "training.completions_every": (training.completions_every, training.completions_every, last),
+    }
+    return {key: range(first, end + 1, period) if period and first else range(0) for key, (period, first, end) in every.items()}
+
+
+def most_syncs(config: RunConfig) -> int:
+    """Return how many syncs with an effect there are at most."""
+    return last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])
+
+
+def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
+    """Return how many measurements of what a rule watches its window can count at most; none of `kl/ref` goes across a sync."""
+    last, metric, times = last_step(config), rule.watched or "", events(config)
+    until_sync = min(config.reference.sync_steps or last, last)
+    if metric.startswith("kl/probe/"):
+        return len(times["probe.every_steps"])
+    every = exact_every(config) if is_exact(metric) else 1
+    if metric.startswith("kl/init/"):
+        own = times["reference.kl_full_every"] if is_exact(metric) else range(last + 1)
+        later = [step for step in times["reference.kl_init_every"] if step > until_sync and step in own]
+        return (until_sync // every if every else 0) + len(later)
+    if not every:
+        return 0
+    # Between two syncs that are no multiple of the period apart there may be one more than in the first stretch.
+    return min(-(-until_sync // every), last // every) if rule.begins_at_syncs else last // every
+
+
+def exact_every(config: RunConfig) -> int | None:
+    """Return every how many steps the exact KL to the reference is measured: each where the loss needs it; None = never."""
+    is_free = takes_full_kl(config) and is_single_update(config)
+    return 1 if is_free else config.reference.kl_full_every
+
+
+def is_exact(metric: str) -> bool:
+    """Return whether a figure is of the exact KL of a step's completions."""
+    entry = find_metric(metric)
+    return entry is not None and entry.when == "exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeatability:
+    """What a repetition of a run has in common with it."""
+
+    what: str
+    """In words, for `grpo check`, a resume and a reproduction."""
+    is_exact: bool = True
+    """Whether the same tokens are drawn, so that the same weights result."""
+    unlike: frozenset[str] = frozenset()
+    """Figures that differ all the same."""
+
+
+BITWISE = Repeatability(what="bit for bit, on the same kind of machine with as many threads")
+SAME_TOKENS = Repeatability(
+    what="the same tokens, and with them the same weights, on the same version of vLLM; a draw that lies within the server's "
+    "rounding (1e-5) of another token can differ",
+    unlike=frozenset({"kl/sampler/k3"}),
+)
+STATISTICS = Repeatability(
+    what="in its statistics alone: the seed does not decide vLLM's tokens in bfloat16, and weights between sampler and trainer "
+    "carry the server's rounding into the loss",
+    is_exact=False,
+)
+
+
+def repeatability(config: RunConfig) -> Repeatability:
+    """Return how far a run with this configuration repeats."""
+    if config.rollout.engine == "embedded":
+        return BITWISE
+    is_exact = config.model.dtype == "float32" and sampler_treatment(config) == "none"
+    return SAME_TOKENS if is_exact else STATISTICS

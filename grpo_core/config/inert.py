@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config.derived import (
+    events,
     is_always_synced,
     is_changed,
     is_single_update,
+    last_step,
     most_prompts,
+    most_syncs,
     optimizer_steps,
     reference_moments,
     sampler_treatment,
     takes_full_kl,
 )
 from grpo_core.config.names import BUILTIN_REWARDS, CHARACTERS_PER_TOKEN
-from grpo_core.config.schedule import events, last_step, most_syncs
 from grpo_core.config.schema import RewardConfig, RunConfig
 from grpo_core.config.section import Section
 

@@ -7,10 +7,8 @@ import contextlib
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from grpo_core.config.derived import is_changed, reference_moves, sampler_treatment
+from grpo_core.config.derived import is_changed, most_syncs, reference_moves, repeatability, sampler_treatment
 from grpo_core.config.inert import Finding, error_if, warning_if
-from grpo_core.config.repeatability import repeatability
-from grpo_core.config.schedule import most_syncs
 from grpo_core.config.schema import RunConfig, VllmConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

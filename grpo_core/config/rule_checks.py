@@ -2,11 +2,18 @@
 
 import math
 
-from grpo_core.config.derived import is_always_synced, is_changed, is_single_update
+from grpo_core.config.derived import (
+    exact_every,
+    is_always_synced,
+    is_changed,
+    is_exact,
+    is_single_update,
+    last_step,
+    most_measurements,
+)
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
-from grpo_core.config.schedule import exact_every, is_exact, last_step, most_measurements
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import find_metric, is_registered
 

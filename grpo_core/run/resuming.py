@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo_core.config.repeatability import repeatability
+from grpo_core.config.derived import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.policy.saved import list_checkpoints, step_of

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import has_sync_rule, is_always_synced, is_changed, is_single_update
-from grpo_core.config.schedule import exact_every, is_exact
+from grpo_core.config.derived import exact_every, has_sync_rule, is_always_synced, is_changed, is_exact, is_single_update
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric, is_registered

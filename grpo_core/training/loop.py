@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_core.config.repeatability import repeatability
+from grpo_core.config.derived import repeatability
 from grpo_core.errors import RewardError, SamplerError
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState

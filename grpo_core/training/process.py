@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
-from grpo_core.config.repeatability import repeatability
+from grpo_core.config.derived import repeatability
 from grpo_core.errors import (
     ConfigError,
     DiskFullError,

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import optimizer_steps
-from grpo_core.config.repeatability import repeatability
+from grpo_core.config.derived import optimizer_steps, repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, open_rewards, pick_verifier

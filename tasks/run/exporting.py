@@ -14,8 +14,8 @@ from grpo_core.run.folder import RunDir
 from grpo_core.text import for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
-from tasks.run.markdown import markdown_report
 from tasks.run.progress import say
+from tasks.run.reporting import markdown_report
 from tasks.tracking.fetch import find_folder, is_mlflow_run
 from tasks.tracking.registry import Registered, find_tracked, register_version, require_model_name
 

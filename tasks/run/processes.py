@@ -20,8 +20,8 @@ from grpo_core.run.rules import RunRules
 from grpo_core.training.process import MODULES, evaluating
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
-from tasks.run.announcing import announce_alone
 from tasks.run.inputs import cached_digest
+from tasks.run.monitoring import announce_alone
 from tasks.run.progress import say
 
 

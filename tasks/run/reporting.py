@@ -1,7 +1,7 @@
 """The report of a run: what it reached, its alerts and reference syncs, and its figures where they are drawn."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,11 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
-from grpo_core.text import for_code, for_markdown
+from grpo_core.text import for_code, for_link, for_markdown
 from tasks.away import prefect_may_be_away
-from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking import TrackedRun
-from tasks.tracking.later import track_report
 from tasks.tracking.store import own_tracked
+from tasks.tracking.training import track_report
 
 REPORT_RETRIES = 4
 """The report is worth half a minute of waiting for Prefect."""
@@ -194,3 +193,33 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
 
 def _embedded(figure: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
+
+
+NO_SECTIONS: Mapping[str, Sequence[str]] = {}
+
+
+def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+    """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
+    lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
+    for heading, content in sections.items():
+        lines += ["", f"## {heading}", "", *content]
+    return "\n".join([*lines, ""])
+
+
+def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
+    """Return a line of Markdown: links to the MLflow run and to the charts of its experiment, and where the files are.
+
+    A store has no pages that a link could lead to: the command that shows it stands there instead.
+    """
+    run = for_markdown(tracked.run_id)
+    links = f"[MLflow run {run}]({for_link(tracked.address)}) · [charts of all runs]({for_link(tracked.charts_address)})"
+    store = f"MLflow run {run}: {for_code(tracked.ui_command)}"
+    return f"{links if tracked.has_pages else store} · {what} {for_code(str(path))}"
+
+
+def table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table, or `None.` where it has no rows."""
+    if not rows:
+        return ["None."]
+    shown = [[for_markdown(cell) for cell in row] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *shown)]

@@ -33,9 +33,8 @@ from tasks.process.cancellation import CancelWatch, was_interrupted
 from tasks.process.context import deployed_flow_run, is_deployed
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
-from tasks.run.markdown import markdown_report, whereabouts
 from tasks.run.progress import say
-from tasks.run.reporting import REPORT_RETRIES
+from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign

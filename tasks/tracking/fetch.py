@@ -1,10 +1,13 @@
 """Read back what an earlier run left in MLflow: its files, and where it is."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_core.compare.runs import Source
 from grpo_core.errors import ModelError, TrackingError, raised_as
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.flow_folder import FlowDir
@@ -100,3 +103,29 @@ def _saved_policy(tags: Mapping[str, str]) -> Path | None:
         return folder if "policy_path" in tags and weights_digest(folder) == tags.get("policy_digest") else None
     except (ModelError, OSError):  # its weights are gone, or not ours to read
         return None
+
+
+@contextlib.contextmanager
+def located_runs(given: Sequence[str]) -> Iterator[tuple[Source, ...]]:
+    """Yield where each run lies; what is downloaded from MLflow is removed at the end.
+
+    Args:
+        given: folders of runs or sweeps, or MLflow run ids.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, does not hold a run, or holds one that has not ended and lies elsewhere.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-compare-") as downloads:
+        yield tuple(_locate(name, Path(downloads)) for name in given)
+
+
+def _locate(name: str, downloads: Path) -> Source:
+    if not is_mlflow_run(name):
+        return Source(given=name, path=Path(name))
+    folder = find_folder(name)
+    if folder is not None:
+        return Source(given=name, path=folder)
+    target = downloads / name
+    if not target.exists():  # given twice
+        fetch_records(name, target)
+    return Source(given=name, path=target, is_downloaded=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from flows.stack.automations import BUDGET_TAG
+from flows.stack.prefect_api import BUDGET_TAG
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from tests.compose.evidence import problems, run_dir_of, steps

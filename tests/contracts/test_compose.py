@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack import automations, cluster, commands, services
+from flows.stack import cluster, commands, prefect_api, services
 from flows.stack.state import Stack
-from tasks.run.announcing import EVENT_NAMES
+from tasks.run.monitoring import EVENT_NAMES
 from tests.compose.file import ENTRYPOINT, options, program, read_compose, variables, write_secrets
 
 ROOT = Path(__file__).parents[2]
@@ -206,9 +206,9 @@ def test_trainings_have_a_limit_that_sweeps_do_not_count_against() -> None:
 
 
 def test_the_budget_automation_waits_for_the_event_that_runs_emit() -> None:
-    assert EVENT_NAMES["kl_budget"] == automations.BUDGET_EVENT
-    json.dumps(automations.AUTOMATIONS)
-    assert len({automation["name"] for automation in automations.AUTOMATIONS}) == len(automations.AUTOMATIONS)
+    assert EVENT_NAMES["kl_budget"] == prefect_api.BUDGET_EVENT
+    json.dumps(prefect_api.AUTOMATIONS)
+    assert len({automation["name"] for automation in prefect_api.AUTOMATIONS}) == len(prefect_api.AUTOMATIONS)
 
 
 VLLM_VARIABLES = {

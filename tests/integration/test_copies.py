@@ -13,10 +13,10 @@ from grpo_core.run.journal import read_journal
 from tasks.run.reporting import report_run_again
 from tasks.sweep.stages import report_again
 from tasks.tracking import open_tracking
-from tasks.tracking.later import track_later
 from tasks.tracking.registry import find_tracked
 from tasks.tracking.store import TrackedRun, make_client, read_tracked
 from tasks.tracking.sweep import track_sweep
+from tasks.tracking.training import track_later
 from tests.integration.test_training import train
 from tests.support.sweeps import stored_sweep
 

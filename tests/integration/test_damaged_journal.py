@@ -97,7 +97,7 @@ def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
 ) -> None:
     from tasks.run.reproduction import open_reproduction
     from tasks.run.setup import reopen_run
-    from tasks.tracking.later import track_later
+    from tasks.tracking.training import track_later
 
     make, words = DAMAGES[damage]
     make(run_dir)  # type: ignore[no-untyped-call]

@@ -15,8 +15,8 @@ import pandas
 import pytest
 
 from grpo_core.config import RunConfig, apply_overrides
+from grpo_core.config.derived import events, most_measurements
 from grpo_core.config.rules import RuleConfig
-from grpo_core.config.schedule import events, most_measurements
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.__main__ import main as evaluate

@@ -11,7 +11,7 @@ from grpo_core.errors import TrainingError
 from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.journal import Journal
-from grpo_core.training.progress import Bar, Follower
+from grpo_core.training.from_python import Bar, Follower
 
 BUDGET = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
 STALLED = {"kind": "stalled", "bound": 0.2, "action": "stop"}

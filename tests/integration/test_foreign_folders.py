@@ -97,7 +97,7 @@ def report(path: Path, run: RunDir) -> None:
 
 
 def track(path: Path, run: RunDir) -> None:
-    from tasks.tracking.later import track_later
+    from tasks.tracking.training import track_later
 
     track_later(path)
 

@@ -20,9 +20,9 @@ from grpo_core.machine.jsonfile import read_json
 from grpo_core.run.alerts import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
-from tasks.tracking.later import track_later
 from tasks.tracking.local_store import ensure_store
 from tasks.tracking.store import make_client
+from tasks.tracking.training import track_later
 
 ROOT = Path(__file__).parents[2]
 OPENS = """

@@ -28,8 +28,8 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
 from tasks.tracking import open_tracking
-from tasks.tracking.later import track_later
 from tasks.tracking.store import read_tracked
+from tasks.tracking.training import track_later
 from tests.conftest import build_values, write_model
 from tests.torture.history import count_points, history_differences
 from tests.torture.lives import ENVIRONMENT, ROOT

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.shaping import shape_rewards
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config
+from grpo_core.config.derived import events, most_measurements
 from grpo_core.config.inert import advantage_reach, reward_reach, shaped_reach
-from grpo_core.config.schedule import events, most_measurements
 from grpo_core.errors import ConfigError
 
 STEPS = {"training.steps": 70}

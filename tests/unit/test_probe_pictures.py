@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib import pyplot
 
-from grpo_core.run.figures import save_figures
+from grpo_core.run.figures import panel_figure, places_figure, read_places, save_figures
 from grpo_core.run.journal import Record
-from grpo_core.run.probe_pictures import panel_figure, places_figure, read_places
 
 TIME = "2026-11-26T00:00:00+00:00"
 PANEL = {

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, validate_config
-from grpo_core.config.derived import sampler_treatment
-from grpo_core.config.repeatability import repeatability
+from grpo_core.config.derived import repeatability, sampler_treatment
 from grpo_core.run.comparison import JournalComparison, compare_journals, compare_means
 from grpo_core.run.reproduction import Reproduction
 from tests.unit.test_comparison import step

@@ -25,9 +25,8 @@ from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
-from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_of
 from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.weights import weights_file, weights_of
+from grpo_core.generation.vllm.weights import ProbeLogps, judge, probe_of, weights_file, weights_of
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)

@@ -14,8 +14,7 @@ from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampling
 from grpo_core.generation.vllm.client import VllmClient, reported
 from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.generation.vllm.engine import Completion, Request
-from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_of
-from grpo_core.generation.vllm.weights import weights_file, weights_of
+from grpo_core.generation.vllm.weights import ProbeLogps, judge, probe_of, weights_file, weights_of
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 

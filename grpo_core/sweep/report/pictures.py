@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from grpo_core.run.curves import AFTER_STEP
-from grpo_core.run.figures import scale_kl
-from grpo_core.run.probe_pictures import panel_grid
+from grpo_core.run.figures import panel_grid, scale_kl
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.measures import MEASURES
