@@ -156,7 +156,7 @@ REGISTRY: tuple[Metric, ...] = (
     _m("sampler/probe/missed", "how far the server's change is from it", "rms((lp_s - lp_s') - (lp - lp'))", "nats",
        "rms over the probe's tokens", "fp32: below 5e-5; bf16: well below sampler/probe/moved", when="server"),
     _m("sampler/probe/followed", "how much of the trainer's change the server's has followed: 0 = it has the old weights",
-       "slope of lp_s - lp_s' over lp - lp'", "-", "least absolute deviations over the probe's tokens", "1", when="server"),
+       "slope of lp_s - lp_s' over lp - lp'", "-", "least squares over the probe's tokens", "1", when="server"),
     _m("sampler/probe/conclusive", "1 where the change stands out of the rounding; 0 = the digests alone speak for the weights",
        "-", "0/1", "last", "fp32: 1", when="server"),
     # Loss

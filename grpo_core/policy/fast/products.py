@@ -26,9 +26,7 @@ Products = Callable[[Tensor], Sequence[Tensor]]
 
 
 @contextlib.contextmanager
-def prepared_weights(
-    model: PreTrainedModel, dtype: Dtype, *, packed: bool = True, rounded_to: torch.dtype | None = None
-) -> Iterator[None]:
+def prepared_weights(model: PreTrainedModel, dtype: Dtype, *, packed: bool = True) -> Iterator[None]:
     """Multiply with weights that are prepared once, while inside, where none may change and nothing has a gradient.
 
     Adapters are merged where products are computed in their type; large weights are packed, if that is wanted.
@@ -37,7 +35,6 @@ def prepared_weights(
         model: packed, one that `path.why_plain` has found fit.
         dtype: of the backbone's products; the vocabulary head stays fp32.
         packed: whether to pack.
-        rounded_to: what weights are rounded to first, merged ones as a sum.
     """
     head = model.get_output_embeddings()
     replaced: list[nn.Module] = []
@@ -46,7 +43,6 @@ def prepared_weights(
             if not has_adapter(module) and not (packed and is_large(module)):
                 continue
             weight, delta = acting_weight(module, torch.bfloat16 if dtype == "bfloat16" and module is not head else None)
-            weight = weight if rounded_to is None else weight.to(rounded_to).to(weight.dtype)
             product = packed_product(weight, base_layer(module).bias, packed=packed)
             vars(module)["forward"] = product if delta is None else _with_adapter(product, delta, weight.dtype)
             replaced.append(module)
