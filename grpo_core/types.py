@@ -13,6 +13,17 @@ SCHEDULE = "reference.sync_steps"
 """Cause of the syncs that come every so many steps."""
 
 
+@dataclass(frozen=True)
+class ModelInput:
+    """What a model is given of a prompt; what else it reads than tokens will stand beside them."""
+
+    token_ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Return how many positions it takes."""
+        return len(self.token_ids)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One prompt as it was frozen before training.
@@ -31,6 +42,11 @@ class Prompt:
     """`text` as tokens."""
     columns: Mapping[str, Any]
     """The row's other columns, passed to reward functions by name."""
+
+    @property
+    def model_input(self) -> ModelInput:
+        """What policy, reference and sampler are given."""
+        return ModelInput(self.token_ids)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.types import ModelInput
 
 States = Float[Tensor, "R h S d"]
 """Keys or values of S tokens."""
@@ -46,23 +47,23 @@ class EncodedPrefix:
     """Keys and values of the P prompts."""
 
 
-def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
-    """Return (ids, mask) of token sequences padded on the left with 0, which the mask hides."""
-    width = max(len(sequence) for sequence in sequences)
-    ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    mask = torch.zeros(len(sequences), width, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        ids[row, width - len(sequence) :] = torch.tensor(sequence, dtype=torch.long)
-        mask[row, width - len(sequence) :] = True
+def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
+    """Return (ids, mask) of prompts padded on the left with 0, which the mask hides."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt.token_ids, dtype=torch.long)
+        mask[row, width - len(prompt) :] = True
     return ids.to(device), mask.to(device)
 
 
-def encode_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, replayed: bool = False) -> EncodedPrefix:
-    """Run P prompts (token ids) through the model's backbone and keep their keys and values.
+def encode_prompts(model: PreTrainedModel, prompts: Sequence[ModelInput], *, replayed: bool = False) -> EncodedPrefix:
+    """Run P prompts through the model's backbone and keep their keys and values.
 
     Args:
         model: a causal language model.
-        prompts: P token sequences.
+        prompts: P of them.
         replayed: whether its layers are computed again in the backward pass.
     """
     ids, mask = pad_left(prompts, model.device)
@@ -108,7 +109,7 @@ def continue_prefix(
 
 def completion_hidden(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[ModelInput],
     prompt_of_row: Int[Tensor, " B"],
     completion_ids: Int[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
@@ -119,7 +120,7 @@ def completion_hidden(
 
     Args:
         model: a causal language model.
-        prompts: P token sequences.
+        prompts: P of them.
         prompt_of_row: which prompt each row completes.
         completion_ids: padded on the right.
         mask: the completion mask.
@@ -171,7 +172,7 @@ def microbatches(completions: SampledCompletions, rows: Sequence[int], max_token
     prompt_width = longest = 0
     for row in rows:
         prompt = row // completions.group_size
-        wider = max(prompt_width, len(completions.prompts[prompt].token_ids))
+        wider = max(prompt_width, len(completions.prompts[prompt].model_input))
         longer = max(longest, lengths[row])
         of_prompts = (len(prompts) + (prompt not in prompts)) * wider
         if pieces and of_prompts + (len(pieces[-1]) + 1) * longer <= max_tokens:
@@ -179,7 +180,7 @@ def microbatches(completions: SampledCompletions, rows: Sequence[int], max_token
             prompt_width, longest = wider, longer
         else:
             pieces.append([row])
-            prompts, prompt_width, longest = set(), len(completions.prompts[prompt].token_ids), lengths[row]
+            prompts, prompt_width, longest = set(), len(completions.prompts[prompt].model_input), lengths[row]
         prompts.add(prompt)
     return pieces
 
@@ -198,7 +199,7 @@ def rows_hidden(
     ids, mask = cut_rows(completions, rows)
     prompt_numbers = sorted({row // completions.group_size for row in rows})
     prompt_of_row = torch.tensor([prompt_numbers.index(row // completions.group_size) for row in rows], device=ids.device)
-    prompts = [completions.prompts[number].token_ids for number in prompt_numbers]
+    prompts = [completions.prompts[number].model_input for number in prompt_numbers]
     return completion_hidden(model, prompts, prompt_of_row, ids, mask, replayed=replayed)[mask]
 
 

@@ -33,6 +33,7 @@ from grpo_core.policy.outline import Outline
 from grpo_core.policy.sources.weight_files import weight_files
 from grpo_core.policy.tokenizer import load_tokenizer
 from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names
+from grpo_core.types import ModelInput
 
 OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
 LOGITS_CHANGED_BY = (
@@ -270,7 +271,9 @@ def _check_by_value(model: PreTrainedModel, folder: Path) -> None:
     ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
     with torch.no_grad(), raised_as(ModelError, f"{name} cannot complete a text here: {{cause}}", Exception):
         mask = torch.ones(1, 4, dtype=torch.bool)
-        hidden = completion_hidden(model, ids[:, :4].tolist(), torch.zeros(1, dtype=torch.long), ids[:, 4:], mask)
+        hidden = completion_hidden(
+            model, [ModelInput(tuple(ids[0, :4].tolist()))], torch.zeros(1, dtype=torch.long), ids[:, 4:], mask
+        )
         logits = head(hidden)
         scale = max(1.0, LARGE_LOGIT / float(logits[logits.isfinite()].abs().max()))
 

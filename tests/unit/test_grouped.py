@@ -26,6 +26,7 @@ from grpo_core.policy.fast import grouped
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
+from grpo_core.types import ModelInput
 from tests.policies import policy_of, sampled
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, gradients, model, naive
 
@@ -54,7 +55,7 @@ def without_padding(model, prompts, prompt_of_row, completions, temperature=1.0)
     [
         (PROMPTS, PROMPT_OF_ROW, COMPLETIONS),
         (PROMPTS, (0, 1, 2), ((50,), (51,), (52,))),
-        (((7,),), (0, 0, 0), ((50, 51), (52,), (53, 54, 55))),
+        ((ModelInput((7,)),), (0, 0, 0), ((50, 51), (52,), (53, 54, 55))),
         (PROMPTS, (2, 0, 2, 1), ((50, 51, 9, 9, 9), (52,), (53, 54), (55, 56))),
     ],
     ids=["several lengths", "one token each", "one prompt of one token", "rows in any order"],
@@ -132,7 +133,7 @@ def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_ri
     completions = sampled(found, **ROWS)
     expected = naive(
         other,
-        [prompt.token_ids for prompt in completions.prompts],
+        [prompt.model_input for prompt in completions.prompts],
         [row // 4 for row in range(12)],
         [ids[keep].tolist() for ids, keep in zip(completions.completion_ids, completions.completion_mask, strict=True)],
     )

@@ -6,8 +6,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo_core.algorithm.logprobs import token_logps
 from grpo_core.policy.forward import completion_hidden, encode_prompts, vocabulary_head
+from grpo_core.types import ModelInput
 
-PROMPTS = ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))
+PROMPTS = tuple(map(ModelInput, ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))))
 COMPLETIONS = ((50, 51, 52), (53,), (54, 55, 56, 57, 58), (59, 60), (61, 62, 63), (64, 65, 66, 67))
 PROMPT_OF_ROW = (0, 0, 1, 1, 2, 0)
 
@@ -39,7 +40,7 @@ def naive(model, prompts, prompt_of_row, completions, temperature=1.0):
     """One row at a time, the prompt written out before its completion, no cache and no padding."""
     parts = []
     for number, completion in zip(prompt_of_row, completions, strict=True):
-        ids = torch.tensor([[*prompts[number], *completion]])
+        ids = torch.tensor([[*prompts[number].token_ids, *completion]])
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompts[number]) - 1 : -1]
         logps = torch.log_softmax(logits / temperature, dim=-1)
         parts.append(logps.gather(1, torch.tensor(completion).unsqueeze(1)).squeeze(1))
@@ -81,7 +82,7 @@ def test_every_prompt_ends_where_a_plain_pass_over_it_ends(model):
     with torch.no_grad():
         prefix = encode_prompts(model, PROMPTS)
         for row, prompt in enumerate(PROMPTS):
-            alone = model.base_model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
+            alone = model.base_model(input_ids=torch.tensor([prompt.token_ids])).last_hidden_state[0, -1]
             torch.testing.assert_close(prefix.last_hidden[row], alone, rtol=0, atol=1e-12)
 
 

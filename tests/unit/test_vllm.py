@@ -27,10 +27,11 @@ from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
 from grpo_core.generation.vllm.sampler import request_seed
 from grpo_core.generation.vllm.weights import ProbeLogps, judge, probe_of, weights_file, weights_of
+from grpo_core.types import ModelInput
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
-REQUEST = Request(prompt=(3, 4), seed=7)
+REQUEST = Request(prompt=ModelInput((3, 4)), seed=7)
 
 
 def logps(server: float, trainer: float, count: int = 64) -> ProbeLogps:

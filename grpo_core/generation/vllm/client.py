@@ -102,7 +102,7 @@ class VllmClient:
     def _complete(self, request: Request, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
         wanted = {
             "model": self._model,
-            "prompt": list(request.prompt),
+            "prompt": list(request.prompt.token_ids),
             "max_tokens": settings.max_completion_tokens,
             "temperature": settings.temperature,
             "seed": request.seed,

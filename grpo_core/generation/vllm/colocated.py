@@ -121,7 +121,7 @@ class ColocatedVllm:
             }
             for request in requests
         ]
-        answers = self._generate([request.prompt for request in requests], wanted)
+        answers = self._generate([request.prompt.token_ids for request in requests], wanted)
         with _failures("answer"):
             return [_completion(answer.outputs[0], settings, end_tokens) for answer in answers]
 

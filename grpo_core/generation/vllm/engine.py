@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ServerGoneError, shown
+from grpo_core.types import ModelInput
 
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
     from grpo_core.generation.sampler import SamplingSettings
@@ -20,8 +21,7 @@ INPUT_CACHES = ("encoder", "mm")
 class Request:
     """One completion that is asked for."""
 
-    prompt: Sequence[int]
-    """Token ids."""
+    prompt: ModelInput
     seed: int
     """Decides the tokens in float32, whatever else is computed at the same time."""
 

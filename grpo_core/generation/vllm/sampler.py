@@ -129,7 +129,9 @@ class VllmSampler:
 def requests_of(prompts: Sequence[Prompt], group_size: int, key: RandomKey) -> list[Request]:
     """Return one request a completion, prompt by prompt, no two with the same seed."""
     rows, repeated = sample_rows(prompts, group_size), (prompt for prompt in prompts for _ in range(group_size))
-    return [Request(prompt=prompt.token_ids, seed=request_seed(key, *row)) for prompt, row in zip(repeated, rows, strict=True)]
+    return [
+        Request(prompt=prompt.model_input, seed=request_seed(key, *row)) for prompt, row in zip(repeated, rows, strict=True)
+    ]
 
 
 def as_batch(

@@ -27,6 +27,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.policy.forward import attending, backbone
+from grpo_core.types import ModelInput
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -61,16 +62,16 @@ class GroupedTokens:
     @classmethod
     def of(
         cls,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[ModelInput],
         prompt_of_row: Int[Tensor, " B"],
         completion_ids: Int[Tensor, "B T"],
         mask: Bool[Tensor, "B T"],
         device: torch.device,
     ) -> "GroupedTokens":
-        """Lay out token ids that lie on the CPU.
+        """Lay out prompts and completions that lie on the CPU.
 
         Args:
-            prompts: of P prompts, none empty.
+            prompts: P of them, none empty.
             prompt_of_row: which prompt each completion belongs to; each prompt has one.
             completion_ids: padded on the right.
             mask: the completion mask; no row is empty.
@@ -91,7 +92,7 @@ class GroupedTokens:
         starts, ends = len(prompt_cells) + of_rows.cumsum(0) - of_rows, lengths.cumsum(0) - 1
         predicting = torch.cat([ends[prompt_of_row].unsqueeze(1), starts.unsqueeze(1) + along[:-1]], dim=1)[mask]
         positions = (lengths[prompt_of_row].unsqueeze(1) + along)[run]
-        ids = torch.tensor([token for prompt in prompts for token in prompt])
+        ids = torch.tensor([token for prompt in prompts for token in prompt.token_ids])
         return cls(
             ids=torch.cat([ids, completion_ids[run]]).unsqueeze(0).to(device),
             positions=torch.cat([across.expand(num_prompts, -1)[is_prompt], positions]).unsqueeze(0).to(device),
@@ -123,7 +124,7 @@ class GroupedTokens:
         numbers = sorted(set(prompt_numbers))
         places = {number: place for place, number in enumerate(numbers)}
         return cls.of(
-            [completions.prompts[number].token_ids for number in numbers],
+            [completions.prompts[number].model_input for number in numbers],
             torch.tensor([places[number] for number in prompt_numbers]),
             completions.completion_ids[list(rows)].cpu(),
             completions.completion_mask[list(rows)].cpu(),

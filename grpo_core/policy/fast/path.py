@@ -134,7 +134,7 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
         ids, mask = cut_rows(tokens, ROWS)
         prompt_of_row = torch.tensor([row // tokens.group_size for row in ROWS], device=ids.device)
-        prompts = encode_prompts(model, [prompt.token_ids for prompt in tokens.prompts])
+        prompts = encode_prompts(model, [prompt.model_input for prompt in tokens.prompts])
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
         prefix = expand_prefix(prompts, prompt_of_row)
         decoder = decoding.after(prefix, ids.shape[1])
