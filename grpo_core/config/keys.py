@@ -6,8 +6,6 @@ from typing import Any
 from grpo_core.config.schema import RunConfig
 from grpo_core.text import markdown_table
 
-ALGORITHM = ("rollout", "advantage", "filtering", "loss", "reference", "probe", "optimizer")
-"""Sections that the page about the algorithm lists."""
 HEAD = ("Key", "Default", "Values", "Meaning")
 PAGE = """# Every configuration key
 
@@ -27,17 +25,6 @@ def render_keys() -> str:
         about = field.get("description") or _sections(field)[0][0].get("description")
         parts.append(f"## {section}\n\n{about}\n\n{markdown_table(HEAD, map(_row, _fields(section, field)))}\n")
     return "\n".join(parts)
-
-
-def algorithm_fields() -> dict[str, dict[str, Any]]:
-    """Return {key path: its JSON schema} of every key of the algorithm, in the order of the schema."""
-    fields = (field for section in ALGORITHM for field in _fields(section, _SCHEMA["properties"][section]))
-    return {key: field for key, field in fields if not key.startswith("rollout.vllm.")}  # of a server, not of the algorithm
-
-
-def render_options() -> str:
-    """Return the table of the algorithm's keys."""
-    return markdown_table(HEAD, map(_row, algorithm_fields().items()))
 
 
 def _fields(prefix: str, field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
