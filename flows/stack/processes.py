@@ -1,8 +1,10 @@
 """Processes that outlive this command: started, found again by a mark in their environment and ended; and free ports."""
 
+import contextlib
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tasks.process.context import FLOW_RUN_VARIABLE
 
 MARK, SERVICE = "GRPO_STACK", "GRPO_STACK_SERVICE"
 """Environment variables that every process of a stack inherits, whatever becomes of its parents: the folder, the service."""
+POLL_SECONDS = 0.02
 SEARCHED = 50
 """How many ports above the usual one are tried."""
 
@@ -25,9 +28,12 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log_fi
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with log_file.open("ab") as log:
-            subprocess.Popen(
+            process = psutil.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True
             )
+        with contextlib.suppress(psutil.Error):  # by its environment it is found, and that is there a moment after it
+            while process.poll() is None and not process.environ():
+                time.sleep(POLL_SECONDS)
     finally:
         signal.signal(signal.SIGINT, before)
 
