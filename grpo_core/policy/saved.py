@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from pydantic.dataclasses import dataclass
 
-from grpo_core.errors import ModelError, cause
+from grpo_core.errors import ModelError, cause, raised_as
+from grpo_core.machine.disk import sha256_of
 from grpo_core.machine.jsonfile import STORED, Count, Norm, build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
@@ -104,10 +105,16 @@ def read_mark(checkpoint: Path) -> JournalMark | None:
     """Return where the journal was when a checkpoint was taken; None where it holds none.
 
     Raises:
-        ModelError: journal.json holds something else.
+        ModelError: journal.json is not what was written: its damage is the checkpoint's, and says nothing of the journal.
     """
     file = checkpoint / MARK_FILE
-    return _read(JournalMark, file) if file.exists() else None
+    if not file.exists():
+        return None
+    with raised_as(ModelError, f"{checkpoint}: {{cause}}; the checkpoint is damaged", OSError, ValueError):
+        digests = build(dict[str, str], read_json(checkpoint / MANIFEST_FILE))
+        if digests.get(MARK_FILE) != sha256_of(file):
+            raise ValueError(f"the SHA-256 of {MARK_FILE} is not the manifest's")
+    return _read(JournalMark, file)
 
 
 def _read(kind: type[Kind], file: Path) -> Kind:

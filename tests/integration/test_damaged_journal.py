@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from grpo_core.errors import ConfigError, JournalError
+from grpo_core.errors import ConfigError, JournalError, ModelError
 from grpo_core.evaluation.plan import find_subject
+from grpo_core.policy.saved import list_checkpoints, read_mark
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import cut, find_intact
+from grpo_core.run.integrity import check_run, cut, find_intact
 from grpo_core.run.journal import Journal, read_journal, read_records
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
@@ -119,6 +120,15 @@ def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
     assert main([str(run_dir.path)]) == 2
     assert words in capsys.readouterr().err
     assert (run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b"") == before
+
+
+def test_a_checkpoint_whose_mark_was_damaged_says_nothing_of_the_journal(run_dir: RunDir) -> None:
+    *_, before, newest = list_checkpoints(run_dir.checkpoints)
+    mark = newest / "journal.json"
+    mark.write_text(mark.read_text().translate(str.maketrans("0123456789", "1234567890")))
+    assert check_run(run_dir).reached[-1] == before
+    with pytest.raises(ModelError, match=r"journal\.json"):
+        read_mark(newest)
 
 
 def test_the_message_names_the_line_and_the_checkpoint_to_which_a_cut_goes_back(run_dir: RunDir) -> None:

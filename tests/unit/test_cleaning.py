@@ -10,6 +10,7 @@ import pytest
 from flows.cli.clean import clean as command
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import ConfigError
+from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.cleaning import clean, used_checkpoints
 from grpo_core.run.flow_folder import MARKER_FILE
@@ -52,6 +53,7 @@ def make(folder: Path, status: str | None = "finished") -> RunDir:
             num_bytes, sha256 = journal.mark
             mark = run_dir.checkpoints / f"step_{step:06d}" / "journal.json"
             mark.write_text(json.dumps({"bytes": num_bytes, "sha256": sha256}))
+            (mark.parent / "manifest.json").write_text(json.dumps({mark.name: sha256_of(mark)}))
     if status is not None:
         journal.append("end", 30, {"status": status, "reason": None})
     journal.close()
