@@ -144,6 +144,19 @@ def test_it_is_private_survives_signals_and_ends_with_a_killed_command(home: Pat
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5])
+def test_a_command_killed_during_the_start_leaves_no_server(home: Path, commands: list[Command], seconds: float) -> None:
+    command = Command(home)
+    commands.append(command)
+    assert command.line() == "begins"
+    while not command.family():
+        time.sleep(0.01)
+    time.sleep(seconds)
+    command.process.kill()
+    assert command.leaves_nothing()
+
+
+@pytest.mark.proof
 def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Command]) -> None:
     command = Command(home, code=FLOW, http_proxy="http://127.0.0.1:9")  # which must neither be asked nor see the secret
     commands.append(command)
@@ -160,6 +173,12 @@ def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Comm
     again.process.stdin.close()  # its natural end
     assert again.process.wait(60) == 0
     assert again.leaves_nothing(0)
+
+
+@pytest.mark.proof
+def test_first_starts_at_once_share_an_empty_home(home: Path, commands: list[Command]) -> None:
+    commands += [Command(home) for _ in range(6)]
+    assert [_api(*command.ready()) for command in commands] == [200] * 6
 
 
 @pytest.mark.proof
