@@ -146,7 +146,7 @@ def transformers(policy: Policy, folder: Path, options: argparse.Namespace) -> I
     @torch.no_grad()
     def generate(prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> int:
         torch.manual_seed(key.step)
-        rows = [prompt.token_ids for prompt in prompts for _ in range(settings.group_size)]
+        rows = [prompt.model_input for prompt in prompts for _ in range(settings.group_size)]
         ids, mask = pad_left(rows, model.device)
         made = model.generate(
             ids,
