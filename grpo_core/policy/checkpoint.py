@@ -41,6 +41,7 @@ from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
+    ASIDE,
     INITIAL_FILE,
     MANIFEST_FILE,
     MARK_FILE,
@@ -188,7 +189,7 @@ def _drop_others(newest: Path, keep: int, best: str | None, in_use: InUse) -> No
 
 def set_aside(checkpoint: Path) -> Path:
     """Give a damaged checkpoint a name under which nothing looks for one; return the new path."""
-    aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+    aside = checkpoint.with_name(f"{ASIDE}{checkpoint.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return checkpoint.rename(aside)
 

@@ -11,6 +11,8 @@ from grpo_core.errors import ModelError, cause, raised_as
 from grpo_core.machine.disk import sha256_of
 from grpo_core.machine.jsonfile import STORED, Count, Norm, build, read_json
 
+ASIDE = "damaged_"
+"""Before the name of a checkpoint that is not to be used: nothing looks for one under such a name."""
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
 INITIAL_FILE = "initial.safetensors"
 """Beside the checkpoints: the initial policy, which all of them share."""

@@ -13,10 +13,10 @@ from grpo_core.errors import FolderError, GrpoError, cause
 from grpo_core.machine.disk import PARTIAL, folder_bytes, remove
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder
-from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
+from grpo_core.policy.saved import ASIDE, MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import ASIDE, check_journal
+from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
 from grpo_core.run.start_weights import start_places
 

@@ -19,14 +19,12 @@ from grpo_core.errors import ConfigError, JournalError, ModelError, shown
 from grpo_core.machine.disk import durable, free_name, write_whole
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import locked_soon
-from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark
+from grpo_core.policy.saved import ASIDE, JournalMark, list_checkpoints, read_mark
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, read_content, supersede
 from grpo_core.run.pass_sizes import lowered_notes
 
 SHOWN_KEYS = 8
-ASIDE = "damaged_"
-"""Before the name of a checkpoint that is not to be used: nothing looks for one under such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
