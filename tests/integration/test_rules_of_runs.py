@@ -17,7 +17,6 @@ from tests.integration.test_training import assert_same_weights, of_kind, step_f
 STEPS = 6
 QUIET: dict[str, Any] = {"training.steps": STEPS, "reference.sync_steps": None, "evaluation.every_steps": None}
 WINDOW = {"window": 3}
-FAST = {"optimizer.lr": 1e-2}
 HERE = "tests.integration.test_rules_of_runs"
 TRIPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # rule with a bound that the run crosses; overrides that make it; what of the rule keeps it quiet

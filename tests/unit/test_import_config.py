@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
 BY_NAME = {path.name: path for path in FILES}
 ROLL_BASE = {"rollout_batch_size": 16, "num_return_sequences_in_group": 4, "response_length": 64, "adv_estimator": "grpo"}
-TRL_SERVER = {"use_vllm": True, "vllm_mode": "server"}
 ROLL_INFER = "actor_infer.strategy_args"
 ROLL_WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 TRL_BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 100}

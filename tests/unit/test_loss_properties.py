@@ -21,7 +21,6 @@ EACH = settings(max_examples=12)
 every_objective = pytest.mark.parametrize(("aggregation", "estimator"), list(product(AGGREGATIONS, ESTIMATORS)))
 ROUNDING = 1e-12
 L_MAX = 9
-PER_TOKEN = ("per_token_logps", "old_per_token_logps", "ref_per_token_logps", "sampler_weights", "full_kl")
 
 
 @dataclass(frozen=True)
