@@ -14,6 +14,7 @@ from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.lora.adapted import with_adapter
 from grpo_core.policy.policy import Policy
 from grpo_core.run.memory import logps_bytes, rollout_bytes, update_bytes
 from grpo_core.run.model_shape import ModelShape
@@ -131,7 +132,8 @@ def peaks_of(
         dtype=work.dtype,
         path=SamplingPath(packed=packed, lean=True, padded=padded),
     )
-    policy = _with_adapter(plain, config)
+    lora = config.model.lora
+    policy = plain if lora is None else with_adapter(plain, lora, seed=0, source="random weights")
 
     def updated(chosen: Policy) -> int:
         most = peak(lambda: chosen.forward(completions, list(range(completions.num_rows))).logps.sum().backward())
@@ -150,15 +152,6 @@ def peaks_of(
         logps=(logps_bytes(config, shape, padded=padded), measured),
         rollout=(rollout_bytes(config, shape, packed=packed), sampled),
     )
-
-
-def _with_adapter(policy: Policy, config: RunConfig) -> Policy:
-    """Return a policy of the same model with the adapter that a configuration asks for, if it does."""
-    if config.model.lora is None:
-        return policy
-    from grpo_core.policy.lora.adapted import with_adapter
-
-    return with_adapter(policy, config.model.lora, seed=0, source="random weights")
 
 
 def peak_on_cpu(function: Callable[[], object]) -> int:

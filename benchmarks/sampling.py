@@ -6,7 +6,6 @@ own, as the steps of a training have. Sampling alone is measured, without the se
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -15,17 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.training import turns
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.sampler import requests_of
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
-from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
+from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import pad_left
 from grpo_core.policy.loading import load_model
@@ -53,32 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         engines = {name: stack.enter_context(ENGINES[name](policy, folder, options)) for name in options.engines}
         seconds = measure(engines, policy, options)
-    found = {
-        "model": options.model,
-        "dtype": options.dtype,
-        "threads": options.threads,
-        "tokens": options.tokens,
-        "processor": processor(),
-        "cores": core_count(),
-        "load_before": before,
-        "load_after": os.getloadavg(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": seconds,
-        "tokens_per_second": rates(seconds, options.tokens),
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found["tokens_per_second"], options))
-    print(f"written: {options.output}")
+    speeds = rates(seconds, options.tokens)
+    asked = {key: getattr(options, key) for key in ("model", "dtype", "threads", "tokens")}
+    turns.write(options.output, before, {**asked, "seconds": seconds, "tokens_per_second": speeds})
+    print(table(speeds, options))
 
 
 def measure(engines: dict[str, Engine], policy: Policy, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Return {batch: {engine: seconds of each repetition}}."""
-    turns = [(batch, turn) for batch in options.batches for turn in range(options.repetitions)]
+    planned = [(batch, turn) for batch in options.batches for turn in range(options.repetitions)]
     found: dict[str, dict[str, list[float]]] = {str(batch): {name: [] for name in engines} for batch in options.batches}
     for engine in engines.values():  # the first products of a process choose and pack their kernels
         engine(prompts_of(policy, 0), SamplingSettings(group_size=1, max_completion_tokens=4), _key(0))
-    for number, (batch, turn) in enumerate(turns, start=1):
+    for number, (batch, turn) in enumerate(planned, start=1):
         settings = SamplingSettings(group_size=batch // PROMPTS, max_completion_tokens=options.tokens)
         for name, engine in engines.items():
             began = time.monotonic()
@@ -88,7 +74,7 @@ def measure(engines: dict[str, Engine], policy: Policy, options: argparse.Namesp
                 raise RuntimeError(f"{name} made {made} tokens instead of {batch} x {options.tokens}")
             found[str(batch)][name].append(spent)
             print(
-                f"[{number}/{len(turns)}] batch {batch}, repetition {turn + 1}, {name}: {made / spent:.0f} tokens/s",
+                f"[{number}/{len(planned)}] batch {batch}, repetition {turn + 1}, {name}: {made / spent:.0f} tokens/s",
                 file=sys.stderr,
                 flush=True,
             )

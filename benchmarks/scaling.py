@@ -1,27 +1,23 @@
 """Seconds of a step against the group size and against the size of the model, with the machine's floor: `make bench-scaling`.
 
 The group sizes share 32 completions, so that more completions of a group mean fewer prompts. The models are Llamas of random
-weights, made on the spot with the bundled model's tokenizer. Completions have 32 tokens each; an update a step, an EMA of the
+weights, made on the spot (`random_models.py`). Completions have 32 tokens each; an update a step, an EMA of the
 reference every two steps.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.random_models import Shape, write_model
 from benchmarks.training import turns
-from benchmarks.training.command import parse, tell
 from benchmarks.training.workload import Workload
 from grpo_core.machine.hardware import avoid_broken_kernels, processor
-from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.tokenizer import load_tokenizer
 
 BUNDLED = "bundled:smollm2-135m"
 COMPLETIONS = 32
@@ -30,37 +26,11 @@ ENGINES = {"native": ("native", turns.ROOT)}
 PHASES = ("rollout", "logps", "update", "sync")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A Llama of random weights; keys and values have half of the heads."""
-
-    hidden: int
-    layers: int
-    heads: int
-
-    def make(self, folder: Path) -> Path:
-        """Write such a model into `folder`, with the bundled model's tokenizer."""
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        tokenizer = load_tokenizer(resolve_model(BUNDLED), trust_remote_code=False)
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=self.hidden,
-            intermediate_size=4 * self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.heads // 2,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-
-SHAPES = (Shape(hidden=16, layers=6, heads=2), Shape(hidden=128, layers=14, heads=4), Shape(hidden=576, layers=27, heads=8))
+SHAPES = (
+    Shape(hidden=16, intermediate=64, layers=6, heads=2, kv_heads=1, vocabulary=49152),
+    Shape(hidden=128, intermediate=512, layers=14, heads=4, kv_heads=2, vocabulary=49152),
+    Shape(hidden=576, intermediate=2304, layers=27, heads=8, kv_heads=4, vocabulary=49152),
+)
 """1, 10 and 163 million weights, embeddings included."""
 
 
@@ -85,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure(replace(base, name=f"G={size}", num_prompts=COMPLETIONS // size, group_size=size), Path(scratch), options)
             for size in options.groups
         ]
-        models = [str(shape.make(Path(scratch) / f"model-{number}")) for number, shape in enumerate(SHAPES)]
+        models = [str(write_model(shape, Path(scratch) / f"model-{number}", ends=False)) for number, shape in enumerate(SHAPES)]
         sizes = [
             measure(
                 replace(base, name=f"model {number}", num_prompts=4, group_size=8, model=model),
@@ -94,29 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             for number, model in enumerate(models)
         ]
-    found = {
-        "processor": processor(),
-        "threads": options.threads,
-        "dtype": options.dtype,
-        "load_before": before,
-        "load_after": os.getloadavg(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "groups": groups,
-        "sizes": sizes,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    found = {"threads": options.threads, "dtype": options.dtype, "groups": groups, "sizes": sizes}
+    turns.write(options.output, before, found)
     draw(found, options.output.with_suffix(".png"))
     print(f"{processor()}, {options.threads} thread(s), {options.dtype}; medians of {options.steps - options.warm_up} steps\n")
     print(table(groups, "group size", "group_size") + "\n\n" + table(sizes, "weights", "weights"))
-    print(f"\nwritten: {options.output}, {options.output.with_suffix('.png')}")
 
 
 def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
     folder = scratch / workload.name
-    steps = turns.measure(workload, ENGINES, folder, tell)["native"].steps
-    floor: Any = turns.floor(steps[-1], folder / "native")
+    steps = turns.measure(workload, ENGINES, folder)["native"].steps
+    floor = turns.floor(steps[-1], folder / "native")
     counted = steps[options.warm_up :]
     return {
         "group_size": workload.group_size,
@@ -156,7 +115,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     right.set_xlabel("weights of the model")
     right.set_yscale("log")
     left.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
@@ -168,7 +126,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", nargs="+", type=int, default=list(GROUP_SIZES), choices=GROUP_SIZES)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--output", type=Path, default=Path("build/bench_scaling.json"))
-    return parse(parser, arguments, steps=5, warm_up=1)
+    return turns.parse(parser, arguments, steps=5, warm_up=1)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,18 @@
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.training import __doc__ as about
 from benchmarks.training import report, turns
 from benchmarks.training.child import ENGINES
-from benchmarks.training.command import parse, tell
 from benchmarks.training.workload import WORKLOADS, at_scale
-from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
+from grpo_core.machine.hardware import avoid_broken_kernels, processor
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,26 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     WORKLOADS[name], dtype=dtype, threads=options.threads, steps=options.steps, model=options.model
                 )
                 folder = Path(scratch) / f"{name}-{dtype}"
-                measured = turns.measure(workload, engines, folder, tell)
+                measured = turns.measure(workload, engines, folder)
                 first = next(iter(measured))
                 floor = turns.floor(measured[first].steps[-1], folder / first)
                 found.append(report.summary(workload, measured, floor, options.warm_up))
-    content = {
-        "processor": processor(),
-        "cores": core_count(),
-        "load_before": before,
-        "load_after": os.getloadavg(),
-        "base": options.base,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "results": found,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(content, indent=1) + "\n")
-    report.draw(found, options.output.with_suffix(".png"))
     print(f"{processor()}, {options.threads} thread(s), {options.model}; medians of {options.steps - options.warm_up} steps\n")
     print(report.table(found) + "\n")
     print(report.remarks(found))
-    print(f"written: {options.output}, {options.output.with_suffix('.png')}")
+    turns.write(options.output, before, {"base": options.base, "results": found})
+    report.draw(found, options.output.with_suffix(".png"))
 
 
 @contextlib.contextmanager
@@ -83,7 +69,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--base", help="a commit whose engine is measured as well")
     parser.add_argument("--output", type=Path, default=Path("build/bench_training.json"))
-    return parse(parser, arguments, steps=8, warm_up=2)
+    return turns.parse(parser, arguments, steps=8, warm_up=2)
 
 
 if __name__ == "__main__":

@@ -113,5 +113,4 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xlabel("seconds of a step (median)")
     axes.legend(ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -1,16 +1,14 @@
-"""What an engine says of a step, and how it is told to make one."""
+"""What an engine says of a step, and how it is told to make one: `run(workload, folder, turns)` waits and reports for each."""
 
 import json
+import os
 import resource
+import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import TextIO
 
 import torch
-
-from benchmarks.training.workload import Workload
 
 PHASES = ("rollout", "logps", "update", "sync", "other")
 """Completions; log-probabilities under the reference and, here, under the initial policy; forward, backward and optimizer; the
@@ -59,21 +57,26 @@ class TimedStep:
         return cls(**json.loads(text))
 
 
-class Turns(Protocol):
-    """The other end: whoever lets the engines take turns."""
+class Turns:
+    """The engine's end of the pipes on which it is told when it is its turn.
+
+    What an engine prints to standard output goes to standard error from now on.
+    """
+
+    def __init__(self) -> None:
+        """Take the two ends."""
+        self._answers: TextIO = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
 
     def ready(self, settings: dict[str, object]) -> None:
         """Say that the engine is open, and what of its settings decides its speed."""
-        ...
+        print(json.dumps(settings), file=self._answers, flush=True)
 
     def wait(self) -> None:
-        """Wait until it is this engine's turn."""
-        ...
+        """Wait until it is this engine's turn; without a further one the process ends."""
+        if not sys.stdin.readline():
+            sys.exit(0)
 
     def report(self, step: TimedStep) -> None:
         """Say what the step took."""
-        ...
-
-
-Engine = Callable[[Workload, Path, Turns], None]
-"""Makes the steps of a workload, whose inputs are in a folder: `wait` before each of them, `report` after it."""
+        print(step.as_json(), file=self._answers, flush=True)

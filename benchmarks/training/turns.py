@@ -1,16 +1,20 @@
 """The engines of a workload as processes that take turns, a step at a time."""
 
+import argparse
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.training.timed import TimedStep
 from benchmarks.training.workload import Workload, prepare_inputs
+from grpo_core.machine.hardware import core_count, processor
 from grpo_core.run.child import REUSED_MEMORY
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +49,9 @@ class EngineProcess:
                 text=True,
             )
 
-    def settings(self) -> dict[str, object]:
-        """Wait until it is open; return what of its settings decides its speed."""
-        found: dict[str, object] = json.loads(self._answer())
-        return found
+    def settings(self) -> Any:
+        """Wait until it is open; return what of its settings decides its speed, as a dictionary."""
+        return json.loads(self._answer())
 
     def step(self) -> TimedStep:
         """Let it make one step."""
@@ -78,9 +81,7 @@ def environment(root: Path, engine: str = "native") -> dict[str, str]:
     return {**memory, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": path}
 
 
-def measure(
-    workload: Workload, engines: Mapping[str, tuple[str, Path]], folder: Path, tell: Callable[[str], None]
-) -> dict[str, Measured]:
+def measure(workload: Workload, engines: Mapping[str, tuple[str, Path]], folder: Path) -> dict[str, Measured]:
     """Let engines, given as {name: (engine, checkout)}, make the steps of a workload in turns; return them by name.
 
     Raises:
@@ -96,7 +97,8 @@ def measure(
                 _check_lengths(workload, process.name, step)
                 steps[process.name].append(step)
                 turn = f"step {number + 1}/{workload.steps}"
-                tell(f"{workload.name}, {workload.dtype}, {turn}: {process.name} {step.seconds:.2f} s")
+                progress = f"{workload.name}, {workload.dtype}, {turn}: {process.name} {step.seconds:.2f} s"
+                print(progress, file=sys.stderr, flush=True)
         return {name: Measured(settings=settings[name], steps=tuple(steps[name])) for name in engines}
 
 
@@ -110,7 +112,7 @@ def _opened(name: str, engine: str, root: Path, workload: Workload, folder: Path
         process.stop()
 
 
-def floor(step: TimedStep, folder: Path) -> dict[str, object]:
+def floor(step: TimedStep, folder: Path) -> Any:
     """Return the floor of a step of a workload whose inputs are in `folder`, measured in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training.floor", str(folder)],
@@ -123,11 +125,30 @@ def floor(step: TimedStep, folder: Path) -> dict[str, object]:
     )
     if done.returncode:
         raise RuntimeError(f"the floor ended with exit code {done.returncode}:\n{done.stderr}")
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _check_lengths(workload: Workload, name: str, step: TimedStep) -> None:
     wanted = [workload.completion_tokens] * (workload.num_prompts * workload.group_size)
     if workload.forced and step.completion_lengths != wanted:
         raise RuntimeError(f"{name} made completions of {step.completion_lengths} tokens instead of {wanted}")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None, *, steps: int, warm_up: int) -> argparse.Namespace:
+    """Parse a command line with `--steps`, `--warm-up` and `--threads`, and refuse steps of which none counts."""
+    parser.add_argument("--steps", type=int, default=steps, help="of each engine and workload (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=warm_up, help="first ones that do not count (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=core_count(), help="of each engine (default: the cores, %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.warm_up >= options.steps:
+        parser.error(f"--warm-up {options.warm_up}: expected fewer than --steps {options.steps}")
+    return options
+
+
+def write(output: Path, load_before: tuple[float, float, float], found: Mapping[str, Any]) -> None:
+    """Write what was found as a JSON file, with the machine, its load before and after, and the time."""
+    machine = {"processor": processor(), "cores": core_count(), "load_before": load_before, "load_after": os.getloadavg()}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    output.write_text(json.dumps({**machine, "finished": finished, **found}, indent=1) + "\n")
+    print(f"written: {output}")

@@ -45,13 +45,9 @@ class Workload:
     settings: tuple[str, ...] = field(default=())
     """Further overrides of the configuration, for example `training.microbatch_tokens=4096`."""
 
-    def as_json(self) -> str:
-        """Return it as one line."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> "Workload":
-        """Return what `as_json` wrote."""
+        """Return what `prepare_inputs` wrote."""
         found: dict[str, Any] = json.loads(text)
         return cls(**found | {"settings": tuple(found["settings"])})
 
@@ -121,7 +117,7 @@ def prepare_inputs(workload: Workload, folder: Path) -> None:
     tokenizer = load_tokenizer(source, trust_remote_code=False)
     if workload.forced:
         _never_end(target, tokenizer)
-    (folder / WORKLOAD_FILE).write_text(workload.as_json())
+    (folder / WORKLOAD_FILE).write_text(json.dumps(asdict(workload)))
     rows = [{"question": text, "answer": "0"} for text in _prompts(workload, tokenizer)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

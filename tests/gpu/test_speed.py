@@ -2,9 +2,7 @@
 
 import importlib.util
 import statistics
-import sys
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -50,7 +48,7 @@ def test_a_step_beside_trls(check: Check, figure: Keep) -> None:
     )
     engines = ("native", "trl") if importlib.util.find_spec("trl") else ("native",)
     roots = {name: (name, turns.ROOT) for name in engines}
-    measured = turns.measure(workload, roots, check.folder / "turns", partial(print, file=sys.stderr, flush=True))
+    measured = turns.measure(workload, roots, check.folder / "turns")
     for name, found in measured.items():
         steps = found.steps[1:]
         figure(f"{name}: seconds of a step", statistics.median(step.seconds for step in steps))

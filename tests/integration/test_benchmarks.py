@@ -67,14 +67,17 @@ def test_a_step_is_measured_on_both_engines_in_turns(
 def test_steps_are_measured_for_group_sizes_and_for_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shapes = (scaling.Shape(hidden=16, layers=1, heads=2), scaling.Shape(hidden=32, layers=2, heads=2))
+    sizes = ((16, 1), (32, 2))
+    shapes = tuple(
+        scaling.Shape(hidden=h, intermediate=4 * h, layers=n, heads=2, kv_heads=1, vocabulary=4096) for h, n in sizes
+    )
     monkeypatch.setattr(scaling, "SHAPES", shapes)
     output = tmp_path / "figures" / "scaling.json"
     asked = ["--model", str(tiny_model_dir), "--groups", "4", "16", "--steps", "2", "--threads", "1", "--dtype", "float32"]
     scaling.main([*asked, "--output", str(output)])
     found = json.loads(output.read_text())
     assert [row["group_size"] for row in found["groups"]] == [4, 16]
-    vocabulary, per_layer = 49152, [2 * h * h + 2 * h * h // 2 + 3 * 4 * h * h + 2 * h for h in (16, 32)]
+    vocabulary, per_layer = 4096, [2 * h * h + 2 * h * h // 2 + 3 * 4 * h * h + 2 * h for h in (16, 32)]
     assert [row["weights"] for row in found["sizes"]] == [
         vocabulary * 16 + per_layer[0] + 16,
         vocabulary * 32 + 2 * per_layer[1] + 32,
