@@ -9,9 +9,9 @@ from grpo_core.text import markdown_table
 HEAD = ("Key", "Default", "Values", "Meaning")
 PAGE = """# Every configuration key
 
-Written from the field docstrings by `GRPO_WRITE_DOCS=1 pytest tests/contracts/test_docs.py`; edit
-`grpo_core/config/`, not this page. `grpo train quickstart loss.beta=0` changes one key. Most numbers
-also have an upper bound far above what a run can want; the message of a refusal names it.
+Written from the field docstrings by `make docs`; edit `grpo_core/config/`, not this page. `grpo
+train quickstart loss.beta=0` changes one key. Most numbers also have an upper bound far above what a
+run can want; the message of a refusal names it.
 """
 WORDS = {"integer": "integer", "boolean": "boolean", "object": "section", "string": "text"}
 LARGEST_SHOWN = 1000
