@@ -21,10 +21,10 @@ OCCASIONS: dict[When, str] = {
     "step": "At every step",
     "exact": "Every `reference.kl_full_every` steps",
     "probe": "Every `probe.every_steps` steps",
-    "multi_update": "With several updates a step",
     "sync": "At a sync of the reference",
-    "adapter_average": "At a sync that averages adapters",
-    "filter": "With a filter",
+    "adapter_average": "At a sync of the reference",
+    "multi_update": "With several updates a step, or a filter",
+    "filter": "With several updates a step, or a filter",
     "server": "With rollouts from vLLM",
     "gpu": "On a GPU",
     "eval": "At an evaluation",
@@ -33,13 +33,14 @@ OCCASIONS: dict[When, str] = {
 
 def metrics_page() -> str:
     """Return METRICS.md."""
-    return "\n".join([PAGE, *(f"## {title}\n\n{markdown_table(HEAD, _rows(when))}\n" for when, title in OCCASIONS.items())])
+    titles = dict.fromkeys(OCCASIONS.values())
+    return "\n".join([PAGE, *(f"## {title}\n\n{markdown_table(HEAD, _rows(title))}\n" for title in titles)])
 
 
-def _rows(when: When) -> Iterator[tuple[str, ...]]:
+def _rows(title: str) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each row; what is measured from the initial policy shares the row of the reference's."""
     for metric in REGISTRY:
-        if metric.when != when or metric.key.startswith(INITIAL):
+        if OCCASIONS[metric.when] != title or metric.key.startswith(INITIAL):
             continue
         keys = [metric.key, *([metric.key.replace(REFERENCE, INITIAL)] if metric.key.startswith(REFERENCE) else ())]
         healthy = "" if metric.is_error or metric.healthy.startswith("none") else metric.healthy
