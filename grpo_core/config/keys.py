@@ -10,8 +10,8 @@ HEAD = ("Key", "Default", "Values", "Meaning")
 PAGE = """# Every configuration key
 
 Written from the field docstrings by `make docs`; edit `grpo_core/config/`, not this page. `grpo
-train quickstart loss.beta=0` changes one key. Most numbers also have an upper bound far above what a
-run can want; the message of a refusal names it.
+train quickstart loss.beta=0` changes one key. Most numbers also have an upper bound far above what
+a run can want; the message of a refusal names it.
 """
 WORDS = {"integer": "integer", "boolean": "boolean", "object": "section", "string": "text"}
 LARGEST_SHOWN = 1000
