@@ -9,11 +9,13 @@ from grpo_core.text import markdown_table
 HEAD = ("Key", "Default", "Values", "Meaning")
 PAGE = """# Every configuration key
 
-Written from the field docstrings by `GRPO_WRITE_DOCS=1 pytest tests/contracts/test_docs.py`; edit `grpo_core/config/`, not this
-page. A file states only what differs from the defaults; `grpo train quickstart loss.beta=0` changes one key. What contradicts
-another key, or does nothing, `grpo check` says.
+Written from the field docstrings by `make docs`; edit `grpo_core/config/`, not this page. `grpo
+train quickstart loss.beta=0` changes one key. Most numbers also have an upper bound far above what
+a run can want; the message of a refusal names it.
 """
-WORDS = {"integer": "whole number", "boolean": "`true`, `false`", "object": "section", "string": "text"}
+WORDS = {"integer": "integer", "boolean": "boolean", "object": "section", "string": "text"}
+LARGEST_SHOWN = 1000
+"""Bounds beyond it are left out."""
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _SCHEMA: dict[str, Any] = RunConfig.model_json_schema()
 
@@ -49,7 +51,8 @@ def _row(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
     if isinstance(default, list) and default and isinstance(default[0], dict):  # the monitor's rules
         default = ", ".join(rule["kind"] for rule in default)
     text = {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
-    return f"`{key}`", f"`{text}`", _values(field), str(field["description"])
+    values = _values(field).removesuffix(" or null" if text == "null" else "")
+    return f"`{key}`", f"`{text}`", values, str(field["description"])
 
 
 def _values(field: dict[str, Any]) -> str:
@@ -60,6 +63,6 @@ def _values(field: dict[str, Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in field["enum"])
     if field.get("type") == "array":
         return f"list of {_values(field.get('items') or field['prefixItems'][0])}"
-    given = {sign: field[name] for name, sign in SIGNS.items() if name in field}
+    given = {sign: field[name] for name, sign in SIGNS.items() if name in field and abs(field[name]) <= LARGEST_SHOWN}
     bounds = [f"{sign} {int(value) if value == int(value) else value}" for sign, value in given.items()]
     return " ".join([WORDS.get(field.get("type", "object"), field.get("type", "")), *bounds])

@@ -36,9 +36,8 @@ VLLM = "needs vLLM"
 RULES = (
     Rule(pattern=r"make train.*", phrase=r"held-out greedy accuracy"),
     Rule(pattern=r"make (up|down)", not_run=SERVERS),
-    Rule(pattern=r"make (test|test-all|test-slow|check|format|mutants|torture)", not_run=LONG),
-    Rule(pattern=r"make (vllm|test-vllm|torture-vllm).*", not_run=VLLM),
-    Rule(pattern=r"make pictures.*", not_run=LONG),
+    Rule(pattern=r"make (test|test-all|check|format|mutants)", not_run=LONG),
+    Rule(pattern=r"make vllm.*", not_run=VLLM),
     Rule(pattern=r"(GRPO_\S+ )*make gpu-check.*", not_run=LONG),
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
@@ -68,13 +67,11 @@ RULES = (
     Rule(pattern=r"grpo sweep --resume .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"grpo sweep .*", phrase="report +"),
     Rule(pattern=r"grpo report .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
-    Rule(pattern=r"grpo (up|down).*", not_run=SERVERS),
     Rule(pattern=r"prefect deployment run .*", not_run="needs the stack, which tests/e2e/test_stack.py starts"),
     Rule(pattern=r"prefect flow-run .*", not_run="needs the stack, as above"),
     Rule(pattern=r"mlflow ui .*", not_run="a server that does not end"),
     Rule(pattern=r"PYTHON -m pip install .*", not_run="changes an environment"),
     Rule(pattern=r"\. \.venv/bin/activate", not_run="changes the shell alone"),
-    Rule(pattern=r"python -m grpo_core\.run\.references .*", phrase="", instead={"runs/two": "runs/stopped"}),
 )
 
 
