@@ -50,19 +50,18 @@ def summary(imported: Imported) -> str:
 
 
 def _lists(imported: Imported) -> list[str]:
-    mapped = imported.listed("mapped")
-    titled = {
-        "mapped": [entry for entry in mapped if not entry.is_default],
-        f"mapped (default of {imported.title})": [entry for entry in mapped if entry.is_default],
-        "no counterpart": imported.listed("no_counterpart"),
-        "dead in the source itself": imported.listed("dead"),
-        f"unknown to {imported.title}": imported.listed("unknown"),
+    titles = {
+        ("mapped", False): "mapped",
+        ("mapped", True): f"mapped (default of {imported.title})",
+        ("no_counterpart", None): "no counterpart",
+        ("dead", None): "dead in the source itself",
+        ("unknown", None): f"unknown to {imported.title}",
     }
     lines = list[str]()
-    for title, entries in titled.items():
-        differing_first = sorted(entries, key=lambda entry: not entry.differs)
+    for (fate, is_default), title in titles.items():
+        entries = [entry for entry in imported.entries if entry.fate == fate and is_default in (None, entry.is_default)]
         lines += [f"# --- {title} ---"] if entries else []
-        lines += [line for entry in differing_first for line in _entry(entry)]
+        lines += [line for entry in sorted(entries, key=lambda entry: not entry.differs) for line in _entry(entry)]
     return lines
 
 
