@@ -13,13 +13,11 @@ from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
-from grpo_core.interop.open_r1 import OPEN_R1, REGISTRY
 from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Entry, Settings, Source, System, dead, is_missing, no_counterpart
 from grpo_core.interop.shell import Start, is_script, read_script
 from grpo_core.interop.trl import TRL
-from grpo_core.interop.trl_releases import as_of
-from grpo_core.interop.vlm_r1 import VLM_R1
+from grpo_core.interop.trl_family import OPEN_R1, REGISTRY, VLM_R1, as_of
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
 READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.interop import open_r1, vlm_r1
 from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import Unresolved
 from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Entry, Rule
 from grpo_core.interop.trl import TRL
+from grpo_core.interop.trl_family import OPEN_R1_OWN, VLM_R1_OWN
 from grpo_core.text import markdown_table, redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
@@ -111,7 +111,7 @@ def _redacted(key: str, value: Any) -> Any:
 
 def render_names() -> str:
     """Return what every key of ours that has a counterpart is called in each system."""
-    tables = (TRL.rules, open_r1.OWN, ROLL.rules, vlm_r1.OWN)
+    tables = (TRL.rules, OPEN_R1_OWN, ROLL.rules, VLM_R1_OWN)
     ours = dict.fromkeys(key for rules in tables for rule in rules for key in rule.ours.split(", ") if key)
     rows = [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours]
     return markdown_table(("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"), rows)

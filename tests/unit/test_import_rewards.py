@@ -13,7 +13,7 @@ from grpo_core.config import validate_config
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError
 from grpo_core.interop.conversion import Imported, import_config
-from grpo_core.interop.open_r1 import NO_COUNTERPART, REGISTRY
+from grpo_core.interop.trl_family import NO_COUNTERPART, REGISTRY
 from grpo_core.rewards.base import load_rewards
 from grpo_core.rewards.simple import format_reward
 
