@@ -9,9 +9,8 @@ import re
 
 from grpo_core.config.derived import is_single_update, last_step, most_prompts, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
-from grpo_core.config.limits import lora_limits, trl_limits, vllm_limits
+from grpo_core.config.limits import check_rules, lora_limits, trl_limits, vllm_limits
 from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
-from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError, listed, shown
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.config.loading import dump_yaml
 from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import Unresolved
 from grpo_core.interop.roll import ROLL

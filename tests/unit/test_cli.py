@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig, load_config, validate_config
-from grpo_core.config.yaml_text import parse_yaml
+from grpo_core.config.loading import parse_yaml
 from grpo_core.run.alerts import add_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal

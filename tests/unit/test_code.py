@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_core.config import RunConfig, load_config, preset_names
-from grpo_core.config.code import Code, code_in, is_allowed
+from grpo_core.config.derived import Code, code_in, is_allowed
 
 
 def test_built_in_rewards_data_and_models_are_no_code() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import DataConfig
-from grpo_core.data.frozen import freeze, load_frozen, read_manifest
-from grpo_core.data.prepare import prepare
+from grpo_core.data.prepare import freeze, load_frozen, prepare, read_manifest
 from grpo_core.data.prompts import PromptSplit, build_prompts, prompts_of_step
 from grpo_core.data.sources import read_rows
 from grpo_core.errors import DataError

@@ -10,8 +10,7 @@ from typing import Any
 import pandas
 import pytest
 
-from grpo_core.data.frozen import load_frozen
-from grpo_core.data.prepare import prepare
+from grpo_core.data.prepare import load_frozen, prepare
 from grpo_core.errors import DataError, ranges
 from grpo_core.evaluation.held_out import is_evaluated, keep_evaluation
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
