@@ -1,4 +1,4 @@
-"""What follows from a configuration: when it syncs and measures, how beta compares with advantages, what repeats, what it runs."""
+"""What follows from a configuration: updates, syncs, measurements, the weight of beta, what repeats, and whose code it runs."""
 
 import math
 from collections.abc import Collection
