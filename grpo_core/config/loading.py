@@ -8,10 +8,9 @@ instead of `overrides={"loss.beta": ...}`.
 
 import difflib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -24,9 +23,11 @@ from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
 from grpo_core.config.consistency import check_consistency
+from grpo_core.config.names import near
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, listed, name_of, raised_as, shown
+from grpo_core.machine.jsonfile import json_copy
 from grpo_core.text import visible
 
 KNOBS = {
@@ -71,7 +72,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         outer = next((other for other in overrides if key.startswith(f"{other}.")), None)
         if outer is not None:
             raise ConfigError(f"{name_of(key)}: given twice, by itself and as a part of {name_of(outer)}; give it once")
-    result: dict[str, Any] = copy_plain(values)
+    result: dict[str, Any] = json_copy(values)
     for key, value in overrides.items():
         _set(result, key, value)
     return result
@@ -151,7 +152,8 @@ def read_values(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or holds something else or nothing.
     """
-    unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{_near_file(path)}"
+    nearest = near(path.name, [file.name for file in path.parent.glob("*.yaml")])
+    unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{nearest}"
     no_text = f"config {path}: is not UTF-8 text; give a YAML file"
     with raised_as(ConfigError, unread, OSError), raised_as(ConfigError, no_text, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8-sig")
@@ -164,12 +166,6 @@ def read_values(path: Path) -> dict[str, Any]:
     if not values:
         raise ConfigError(f"config {path}: is empty; give a file with sections such as `loss:`")
     return values
-
-
-def _near_file(path: Path) -> str:
-    folder = path.parent
-    names = [file.name for file in folder.glob("*.yaml")] if folder.is_dir() else []
-    return "".join(f"; did you mean {folder / close}?" for close in difflib.get_close_matches(path.name, names, n=1))
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
@@ -199,13 +195,12 @@ def _place(node: Any, part: str, key: str) -> str | int:
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> list[str]:
     """Return what is wrong with values that `model` refuses, one line a fault: key, bound and value."""
-    return [_explain(detail, model) for detail in error.errors() if not _follows(detail)]
-
-
-def _follows(detail: ErrorDetails) -> bool:
-    """Return whether a list counts as too short only because some of its items were refused, each with its own message."""
-    given = detail["input"]
-    return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
+    # A list counts as too short as well where some of its items were refused, each with its own message.
+    return [
+        _explain(detail, model)
+        for detail in error.errors()
+        if detail["type"] != "too_short" or len(list(detail["input"])) < detail["ctx"]["min_length"]
+    ]
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
@@ -235,18 +230,19 @@ def _near_key(key: str, model: type[BaseModel]) -> str:
     return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")
 
 
-def known_keys(model: type[BaseModel] = RunConfig) -> set[str]:
-    """Return every key path, with `*` for a list index."""
-    return set(_paths(model, ""))
+def known_keys(model: type[BaseModel] = RunConfig) -> dict[str, dict[str, Any]]:
+    """Return {key path, with `*` for a list index: its JSON schema} of every key, in the order of the fields."""
+    schema = model.model_json_schema()
 
+    def below(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, field in section.get("properties", {}).items():
+            yield f"{prefix}{name}", field
+            kinds = [(part, ".") for part in (field, *field.get("anyOf", ()))] + [(field.get("items", {}), ".*.")]
+            for kind, between in kinds:
+                if "$ref" in kind:
+                    yield from below(schema["$defs"][kind["$ref"].rpartition("/")[2]], f"{prefix}{name}{between}")
 
-def _paths(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        within = "." if get_origin(field.annotation) in (Union, UnionType) else ".*."  # a section or null, or a list of them
-        for kind, below in ((field.annotation, "."), *((item, within) for item in get_args(field.annotation))):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _paths(kind, f"{prefix}{name}{below}")
+    return dict(below(schema, ""))
 
 
 MAX_VALUES = 10_000
@@ -304,7 +300,7 @@ def parse_yaml(text: str) -> Any:
             raise ConfigError(f"is not valid YAML{where}: {error.problem or error.context}") from error
         if _count(values, {}, MAX_LEVELS) > MAX_VALUES:
             raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
-        return copy_plain(values)
+        return json_copy(values)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -318,13 +314,6 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     written = io.StringIO()
     _yaml().dump(values, written)
     return "\n".join(map(visible, written.getvalue().split("\n")))
-
-
-def copy_plain(value: Any) -> Any:
-    """Return a copy of nested mappings and lists in which no part is shared."""
-    if isinstance(value, Mapping):
-        return {key: copy_plain(item) for key, item in value.items()}
-    return [copy_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _count(value: Any, counted: dict[int, int], levels: int) -> int:

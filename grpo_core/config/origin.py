@@ -3,7 +3,6 @@
 Names and descriptions of runs are made of the changes.
 """
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,14 +33,10 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class Resolved(Origin):
     """A configuration and what it changes of its preset: made once, and handed on."""
 
     config: RunConfig
-    preset: str = "run"
-    """Name of the file."""
-    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """{key.path: (the preset's value, the run's value)}."""
 
 
 _LOADED: dict[str, Resolved] = {}
@@ -60,10 +55,7 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
     """
     changes, file = as_overrides(overrides or {}), None if path is None else find_config(path)
     content = file.read_bytes() if file is not None and file.is_file() else b""
-    try:
-        key = json.dumps([str(file), content.hex(), changes], default=repr)
-    except ValueError:  # an integer of thousands of digits, or a list that holds itself, which is refused
-        return _resolve(file, changes)
+    key = repr((file, content, changes))
     if key not in _LOADED:
         _LOADED[key] = _resolve(file, changes)
     return _LOADED[key]
@@ -114,7 +106,7 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
     return {key: (old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)}
 
 
-def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
+def run_name(config: RunConfig, origin: Origin) -> str:
     """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
 
     What was changed of the preset comes first: lists cut the end of a name.
@@ -130,20 +122,16 @@ def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
         KNOBS["ref_sync_steps"]: f"sync={reference_moments(config) or 'never'}",
         KNOBS["seed"]: f"seed={config.training.seed}",
     }
+    texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
     others = [
-        f"{key}={_short(value)}"
-        for key, (_, value) in origin.changes.items()
-        if key not in knobs and not key.startswith("tracking.")
+        f"{key}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
+        for key, text in texts.items()
+        if key not in knobs
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
     changed = [text for key, text in knobs.items() if key in origin.changes]
     kept = [text for key, text in knobs.items() if key not in origin.changes]
     return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset])
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= NAMED_CHARACTERS else f"{text[: NAMED_CHARACTERS - 1]}…"
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -62,9 +63,9 @@ def jsonable(value: Any) -> Any:
 
 def json_copy(value: Any) -> Any:
     """Return a copy of plain JSON values in which each list and object is a new one, however often it occurs in them."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: json_copy(item) for key, item in value.items()}
-    return [json_copy(item) for item in value] if isinstance(value, list) else value
+    return [json_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
