@@ -20,10 +20,8 @@ from grpo_core.errors import ConfigError, shown
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
 Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
-OFF = "off in the file, nothing to replace"
 LARGEST = 1e15
 """Beyond it, no count or factor means anything, and arithmetic would overflow."""
-QUOTE = " (YAML reads no, off, yes and on as false and true: quote them)"
 
 
 def _no_flag(value: Any) -> Any:
@@ -101,7 +99,7 @@ class Settings:
             return _reader(rule.kind).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            hint = QUOTE if isinstance(value, bool) else ""
+            hint = " (YAML reads no, off, yes and on as false and true: quote them)" if isinstance(value, bool) else ""
             raise self.refuse(f"{key}: {reason}, got {shown(value)}{hint}; correct it in the file") from error
 
     def refuse(self, text: str) -> ConfigError:
@@ -218,7 +216,7 @@ def feature(key: str, kind: Any, default: Any, reason: str, *, off: Sequence[Any
 
     def convert(settings: Settings, name: str) -> Entry:
         is_off = settings[name] in (default, *off)
-        return no_counterpart(OFF if is_off else reason, differs=not is_off)
+        return no_counterpart("off in the file, nothing to replace" if is_off else reason, differs=not is_off)
 
     return Rule(key, kind, default, "", convert, needs=needs)
 
@@ -243,11 +241,7 @@ SERVER_SLEEPS = "a server keeps its memory while the trainer computes; rollout.v
 CONTEXT = "the server's context is rollout.max_prompt_tokens + rollout.max_completion_tokens"
 ONE_DEVICE = "one server on one device here"
 RANK, ALPHA, DROPOUT, TARGETS = (f"model.lora.{key}" for key in ("rank", "alpha", "dropout", "target_modules"))
-NO_DROPOUT = "no dropout here: with it, the policy that is trained is not the one that made the rollouts"
 WHOLE_LAYERS = "the adapter alone is trained here, no layer beside it"
-NO_REGEX = "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter"
-_SPECIAL = re.compile(r"[^\w.\-]")
-"""What no name of a module has."""
 _ENDS = re.compile(r"\.\*\\\.(?:\((?:\?:)?(?P<several>\w+(?:\|\w+)*)\)|(?P<one>\w+))\$?")
 """A regular expression for all modules with one of some last parts: `.*\\.(q_proj|v_proj)`."""
 
@@ -264,12 +258,11 @@ def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
     )
 
 
-def in_steps(count: float, updates: int) -> tuple[int, str]:
-    """Return (steps, remark) for a count of optimizer steps, `updates` of them to a step."""
+def in_steps(ours: str, count: float, updates: int) -> Entry:
+    """Return what becomes of a count of optimizer steps, `updates` of them to a step."""
     steps = max(1, round(count / updates))
-    is_rounded = steps * updates != count
-    remark = f"{count:g} optimizer steps there, {updates} to a step here{': rounded' if is_rounded else ''}"
-    return steps, remark if updates > 1 else ""
+    rounded = ": rounded" if steps * updates != count else ""
+    return mapped({ours: steps}, f"{count:g} optimizer steps there, {updates} to a step here{rounded}" if updates > 1 else "")
 
 
 def warmup(amount: float, total: float | None, *, is_ignored: bool) -> Entry:
@@ -277,10 +270,8 @@ def warmup(amount: float, total: float | None, *, is_ignored: bool) -> Entry:
     if is_ignored and amount:
         return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
     if 0 < amount < 1 and total is None:
-        reason = "a share of steps that depend on the size of the data; set optimizer.warmup_steps"
-        return no_counterpart(reason, differs=True)
-    updates = math.ceil(amount * (total or 0)) if amount < 1 else int(amount)
-    return mapped({"optimizer.warmup_steps": updates})
+        return no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
+    return mapped({"optimizer.warmup_steps": math.ceil(amount * (total or 0)) if amount < 1 else int(amount)})
 
 
 def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
@@ -297,25 +288,27 @@ def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
 
 def one_file(files: Sequence[str], remark: str = "", *, differs: bool = False) -> Entry:
     """Return what becomes of the files of a data set."""
-    if len(files) > 1 or not files[0].endswith(READABLE):
-        reason = f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to file:<path>"
-        return no_counterpart(reason, differs=True)
-    return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
+    if len(files) == 1 and files[0].endswith(READABLE):
+        return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
+    return no_counterpart(f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to it", differs=True)
 
 
 def adapter_dropout(settings: Settings, key: str) -> Entry:
     """Convert the dropout of an adapter."""
-    return no_counterpart(NO_DROPOUT, differs=True) if settings[key] else mapped({DROPOUT: 0.0})
+    reason = "no dropout here: with it, the policy that is trained is not the one that made the rollouts"
+    return no_counterpart(reason, differs=True) if settings[key] else mapped({DROPOUT: 0.0})
 
 
 def adapted_modules(names: Sequence[str]) -> Entry:
     """Convert the modules of an adapter: their names or ends of them, a word for all, or one regular expression."""
     if names[0].strip().lower() in ("all", "all-linear"):
         return mapped({TARGETS: None}, "every linear layer but the vocabulary head, as null here")
-    if len(names) > 1 or not _SPECIAL.search(names[0]):
+    if len(names) > 1 or re.fullmatch(r"[\w.\-]+", names[0]):
         return mapped({TARGETS: list(names)})
-    match = _ENDS.fullmatch(names[0])
-    return mapped({TARGETS: (match["several"] or match["one"]).split("|")}) if match else no_counterpart(NO_REGEX, differs=True)
+    if (match := _ENDS.fullmatch(names[0])) is not None:
+        return mapped({TARGETS: (match["several"] or match["one"]).split("|")})
+    reason = "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter"
+    return no_counterpart(reason, differs=True)
 
 
 def convert_rewards(
@@ -329,12 +322,10 @@ def convert_rewards(
         find: from all settings, the name of a reward and its weight to what becomes of it: `rewards` without the weight,
             another key of ours, or nothing.
     """
-    rewards: list[dict[str, Any]] = []
-    targets: dict[str, Any] = {}
-    found = []
+    rewards, targets, found = list[dict[str, Any]](), dict[str, Any](), list[tuple[str, Entry]]()
     for name, weight in weighted:
         here = find(settings, name, weight)
-        if any(item in (reward["fn"] for reward in rewards) for item in _functions(here)):
+        if {item["fn"] for item in here.targets.get("rewards", ())} & {reward["fn"] for reward in rewards}:
             here = no_counterpart("its counterpart is there already, and each function is listed once", differs=True)
         missing = [] if here.targets else [{"fn": f"{name.replace(':', '.')} ({settings.system.name})"}]
         rewards += [{"fn": item["fn"], "weight": weight, **item} for item in here.targets.get("rewards", missing)]
@@ -343,10 +334,6 @@ def convert_rewards(
     remark = "; ".join(f"{name}: {here.remark}" for name, here in found if here.remark)
     listed = {"rewards": rewards} if rewards else {}
     return mapped({**targets, **listed}, remark, differs=any(here.differs for _, here in found))
-
-
-def _functions(found: Entry) -> list[str]:
-    return [reward["fn"] for reward in found.targets.get("rewards", ())]
 
 
 def is_missing(fn: str) -> bool:

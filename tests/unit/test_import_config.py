@@ -169,7 +169,7 @@ def test_the_table_of_trl_is_the_installed_trls(name: str) -> None:
 def test_the_table_of_trl_has_no_more_than_the_installed_trl() -> None:
     names = ("GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig")
     fields = {field.name for name in names for field in dataclasses.fields(installed(name))}
-    assert SYSTEMS["trl"].known() - fields == {*OLDER.split(), "max_prompt_length", "warmup_ratio", "env"}
+    assert SYSTEMS["trl"].known() - fields == {*OLDER.split(), "max_prompt_length", "warmup_ratio", "env", "config"}
     assert set(ALIASES.values()) <= fields
     assert not set(ALIASES) & fields
 
