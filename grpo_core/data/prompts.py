@@ -4,7 +4,6 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -138,7 +137,8 @@ def _check_answers(rows: Sequence[Row], config: DataConfig) -> None:
                 f"{column}: row {index} holds {shown(gold)}, a {type(gold).__name__}, and a gold answer is text, a number or a "
                 f"truth value; {inside}set data.answer_column=null and read the column by its name in your reward function"
             )
-    empty = [index for index, gold in enumerate(golds) if _is_empty(gold)]
+    blank = [isinstance(gold, str) and not gold.strip() for gold in golds]
+    empty = [index for index, gold in enumerate(golds) if gold is None or blank[index] or gold != gold]  # noqa: PLR0124  (NaN)
     if empty and not config.source.startswith("reasoning_gym:"):  # to some of its tasks "" is the answer
         raise DataError(
             f"{column}: is empty in {len(empty)} of {len(rows)} rows, the first is row "
@@ -158,11 +158,6 @@ def gold_at(row: Row, column: str) -> Any:
     return value
 
 
-def _is_empty(gold: Any) -> bool:
-    """Return whether a gold answer is none: missing, not a number, or blank text."""
-    return gold is None or (isinstance(gold, float) and math.isnan(gold)) or (isinstance(gold, str) and not gold.strip())
-
-
 def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """Return a row's prompt as it is before any template: text, or chat messages.
 
@@ -171,36 +166,25 @@ def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """
     value: Any = row.get(config.prompt_column)
     is_text = isinstance(value, str) and bool(value)
-    if not is_text and not (value and is_conversation(value)):
+    if not is_text and not (value and isinstance(value, list) and all(map(_is_message, value))):
         raise DataError(
             f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
             f"(role and content, both text), got {shown(value)}"
         )
+    system = [] if config.system_prompt is None else [config.system_prompt]
     if not config.chat_template:
         if not is_text:
             raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
-        return _plain_text(value, config)
-    messages = (*_opening(config), *([{"role": "user", "content": value}] if is_text else value))
+        return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
+    earlier = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
+    opening = ({"role": role, "content": content} for role, content in (*(("system", text) for text in system), *earlier))
+    messages = (*opening, *([{"role": "user", "content": value}] if is_text else value))
     require_question(messages, index, config.prompt_column)
     return messages
 
 
-def is_conversation(value: Any) -> bool:
-    """Return whether a value is a list of chat messages, each with a role and a content, both text."""
-    return isinstance(value, list) and all(
-        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in value
-    )
-
-
-def _opening(config: DataConfig) -> Conversation:
-    system = [("system", config.system_prompt)] if config.system_prompt is not None else []
-    shown_turns = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
-    return tuple({"role": role, "content": content} for role, content in (*system, *shown_turns))
-
-
-def _plain_text(value: str, config: DataConfig) -> str:
-    system = [config.system_prompt] if config.system_prompt is not None else []
-    return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
 
 
 def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
