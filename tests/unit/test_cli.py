@@ -69,7 +69,7 @@ def test_check_prints_how_large_an_adapter_is() -> None:
         ([QUICKSTART, "loss.bta=1"], "did you mean loss.beta?"),
         ([QUICKSTART, "loss.beta"], "expected key.path=value"),
         ([QUICKSTART, "optimizer.warmup_steps=70", "optimizer.schedule=linear"], "optimizer.warmup_steps: 70 must be below"),
-        (["configs/quikstart.yaml"], "did you mean configs/quickstart.yaml?"),
+        (["configs/quikstart.yaml"], "did you mean quickstart.yaml?"),
     ],
 )
 def test_a_bad_configuration_is_one_message_and_exit_code_2(verb: str, arguments: list[str], said: str) -> None:

@@ -132,14 +132,6 @@ def test_a_whole_trl_script_file() -> None:
     assert (found["data.source"], found["data.answer_column"]) == ("hub:openai/gsm8k", None)
 
 
-def test_a_trl_recipe_with_a_server_on_another_machine_has_one_here() -> None:
-    imported = import_config(BY_NAME["trl_vllm_server.yaml"])
-    assert (imported.config.rollout.engine, imported.config.rollout.vllm.url) == ("vllm", None)
-    assert imported.config.loss.sampler_correction == "none"  # as the file has it, not our default
-    assert remark(imported, "vllm_server_host").startswith("no_counterpart: a server that was started for TRL cannot be used")
-    assert "10.0.0.7" not in render(imported).split("# ---")[0]
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_credential_is_in_the_file(path: Path) -> None:
     assert "not-to-be-shown" not in render(import_config(path))
@@ -383,11 +375,6 @@ def test_references_within_a_file_are_resolved(tmp_path: Path) -> None:
     assert values(imported)["optimizer.warmup_steps"] == 3
 
 
-def test_an_absent_estimator_is_rolls_default(tmp_path: Path) -> None:
-    imported = convert(tmp_path, {key: value for key, value in ROLL_BASE.items() if key != "adv_estimator"})
-    assert remark(imported, "adv_estimator").startswith("no_counterpart: no gae here")
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -421,13 +408,6 @@ def test_bad_input_names_the_file_and_what_to_do(tmp_path: Path, name: str, text
     assert said in str(caught.value)
 
 
-def test_the_format_can_be_told(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("seed: 1\n")
-    assert import_config(path, "trl").config.loss.beta == 0
-    assert import_config(path, "roll").config.rollout.top_p == 0.7
-
-
 def test_whose_defaults_are_assumed_is_noted_unless_the_format_is_given(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     for text, title in (("", "TRL 1.16"), ("dataset_prompt_column: problem\n", "open-r1")):
@@ -452,16 +432,6 @@ def test_files_are_read_as_yaml_1_1(tmp_path: Path) -> None:
     imported = import_config(path, "trl")
     assert (imported.config.rollout.group_size, imported.config.optimizer.lr) == (8, 1e-5)
     assert imported.config.model.dtype == "float32"
-
-
-def test_importing_loads_neither_torch_nor_trl() -> None:
-    program = (
-        "import sys; from grpo_core.interop.conversion import import_config\n"
-        f"import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
-        "print(sorted({'torch', 'transformers', 'trl'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

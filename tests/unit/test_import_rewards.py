@@ -2,40 +2,31 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from grpo_core.config import validate_config
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import Imported, import_config
+from grpo_core.interop.conversion import Imported
 from grpo_core.interop.trl_family import NO_COUNTERPART, REGISTRY
 from grpo_core.rewards.base import load_rewards
 from grpo_core.rewards.simple import format_reward
+from tests.support.imports import convert, entry_of
 
 BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 10}
-Convert = Callable[..., Imported]
 
 
-@pytest.fixture
-def convert(tmp_path: Path) -> Convert:
-    """Return a function that imports settings given as keywords, as those of a system."""
-
-    def run(source: str | None, **settings: Any) -> Imported:
-        path = tmp_path / "settings.yaml"
-        path.write_text(yaml.safe_dump({**BASE, **settings}))
-        return import_config(path, source)
-
-    return run
+def converted(folder: Path, source: str, **settings: Any) -> Imported:
+    """Import settings as those of a system."""
+    return convert(folder, {**BASE, **settings}, source)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_every_reward_of_open_r1_is_a_function_here_or_refused(convert: Convert, name: str) -> None:
-    imported = convert("open-r1", reward_funcs=[name], max_completion_length=16384)
+def test_every_reward_of_open_r1_is_a_function_here_or_refused(tmp_path: Path, name: str) -> None:
+    imported = converted(tmp_path, "open-r1", reward_funcs=[name], max_completion_length=16384)
     listed = imported.values.get("rewards", ())
     if name in NO_COUNTERPART:
         assert imported.missing_rewards == (f"{name} (open-r1)",)
@@ -51,8 +42,8 @@ PIECES = ("<think>", "</think>", "<answer>", "</answer>", "x", "\n")
 OPEN_R1_FORMAT = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
 
 
-def test_the_format_of_open_r1_is_its_own_pattern(convert: Convert) -> None:
-    args = convert("open-r1", reward_funcs=["format"]).values["rewards"][0]["args"]
+def test_the_format_of_open_r1_is_its_own_pattern(tmp_path: Path) -> None:
+    args = converted(tmp_path, "open-r1", reward_funcs=["format"]).values["rewards"][0]["args"]
     good = "<think>\na\n</think>\n<answer>\nb\n</answer>"
     texts = [
         good,
@@ -78,11 +69,12 @@ def test_the_format_of_open_r1_is_its_own_pattern(convert: Convert) -> None:
         ({"max_completion_len": 512, "soft_punish_cache": 128, "reward_weights": [1.0, 0.5]}, True),
     ],
 )
-def test_the_overlong_penalty_is_a_filter(convert: Convert, settings: dict[str, Any], differs: bool) -> None:
-    imported = convert("open-r1", reward_funcs=["format", "soft_overlong_punishment"], max_completion_length=512, **settings)
+def test_the_overlong_penalty_is_a_filter(tmp_path: Path, settings: dict[str, Any], differs: bool) -> None:
+    imported = converted(
+        tmp_path, "open-r1", reward_funcs=["format", "soft_overlong_punishment"], max_completion_length=512, **settings
+    )
     assert imported.config.filtering.overlong_buffer_tokens == 128
-    (entry,) = [entry for entry in imported.entries if entry.key == "reward_funcs"]
-    assert entry.differs == differs
+    assert entry_of(imported, "reward_funcs").differs == differs
 
 
 @pytest.mark.parametrize(
@@ -102,5 +94,5 @@ def test_the_overlong_penalty_is_a_filter(convert: Convert, settings: dict[str, 
         ("vlm-r1", {"reward_method": "math"}, ["accuracy (vlm-r1)", "format"]),
     ],
 )
-def test_rewards_by_system(convert: Convert, source: str, settings: dict[str, Any], expected: list[str]) -> None:
-    assert [reward["fn"] for reward in convert(source, **settings).values["rewards"]] == expected
+def test_rewards_by_system(tmp_path: Path, source: str, settings: dict[str, Any], expected: list[str]) -> None:
+    assert [reward["fn"] for reward in converted(tmp_path, source, **settings).values["rewards"]] == expected

@@ -1,8 +1,6 @@
 """Presets by name, knobs beside overrides, and what a run is called."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from grpo_core.config import (
     preset_names,
     run_name,
 )
-from grpo_core.config import origin as loading
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 
@@ -70,25 +67,6 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
     resolved = load(path, {"reference.sync_steps": 5})
     assert (resolved.config.reference.mixup_alpha, resolved.config.reference.sync_steps) == (0.5, 5)
     assert resolved.changes["reference.sync_steps"] == (None, 5)
-
-
-def test_a_configuration_is_made_once_for_all_that_ask_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("loss: {beta: 0.5}\n")
-    made: list[Path] = []
-    read = loading.read_values
-    monkeypatch.setattr(loading, "read_values", lambda file: made.append(file) or read(file))
-    first = load(path, ["training.steps=3"])
-    assert load(str(path), {"training.steps": 3}) is first
-    assert made == [path]
-    path.write_text("loss: {beta: 0.25}\n")
-    assert load(path, ["training.steps=3"]).config.loss.beta == 0.25
-
-
-def test_importing_the_flows_loads_no_configuration() -> None:
-    code = "import flows.train, flows.evaluate, flows.sweep; from grpo_core.config import origin; print(len(origin._LOADED))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0"
 
 
 @pytest.mark.parametrize(

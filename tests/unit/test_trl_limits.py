@@ -87,13 +87,6 @@ def test_the_batch_is_cut_into_equal_passes(overrides: dict[str, Any], expected:
     assert tuple(found[key] for key in keys) == expected
 
 
-def test_reference_syncs_are_counted_in_trls_optimizer_steps(tmp_path: Any) -> None:
-    config = on_trl({"reference.sync_steps": 5, "loss.epochs_per_rollout": 3, "loss.minibatches": 2})
-    found = trl_arguments(config, prompt_width=10, on_cpu=True, output=tmp_path)
-    assert (found["sync_ref_model"], found["ref_model_sync_steps"], found["ref_model_mixup_alpha"]) == (True, 30, 1.0)
-    assert found["max_steps"] == 600
-
-
 EXPORTED = {key for name in export_config(RunConfig()) if (rule := TRL.find_rule(name)) for key in rule.ours.split(", ")} - {
     "rewards[].weight"
 }
