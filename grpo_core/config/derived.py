@@ -27,8 +27,9 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
 
     In bfloat16 another engine's kernels give other probabilities than the trainer's, by more than the last digits.
     """
-    differs = config.model.dtype == "bfloat16" and config.rollout.engine == "vllm"
-    return config.loss.sampler_correction or ("truncate" if differs else "none")
+    return config.loss.sampler_correction or (
+        "truncate" if config.model.dtype == "bfloat16" and config.rollout.engine == "vllm" else "none"
+    )
 
 
 def reference_moves(config: RunConfig) -> bool:
@@ -179,8 +180,7 @@ def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
 
 def exact_every(config: RunConfig) -> int | None:
     """Return every how many steps the exact KL to the reference is measured: each where the loss needs it; None = never."""
-    is_free = takes_full_kl(config) and is_single_update(config)
-    return 1 if is_free else config.reference.kl_full_every
+    return 1 if takes_full_kl(config) and is_single_update(config) else config.reference.kl_full_every
 
 
 def is_exact(metric: str) -> bool:
@@ -218,8 +218,7 @@ def repeatability(config: RunConfig) -> Repeatability:
     """Return how far a run with this configuration repeats."""
     if config.rollout.engine == "embedded":
         return BITWISE
-    is_exact = config.model.dtype == "float32" and sampler_treatment(config) == "none"
-    return SAME_TOKENS if is_exact else STATISTICS
+    return SAME_TOKENS if config.model.dtype == "float32" and sampler_treatment(config) == "none" else STATISTICS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +254,7 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
         if rule.function is not None
     ]
     pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
-    interpreters = [Code(key=key, value=python) for key, python in pythons.items() if python is not None]
-    return (*remote, *rewards, *rules, *interpreters)
+    return (*remote, *rewards, *rules, *(Code(key=key, value=python) for key, python in pythons.items() if python is not None))
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:

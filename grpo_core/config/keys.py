@@ -45,5 +45,9 @@ def _values(field: dict[str, Any]) -> str:
     if field.get("type") == "array":
         return f"list of {_values(field.get('items') or field['prefixItems'][0])}"
     given = {sign: field[name] for name, sign in SIGNS.items() if name in field}
-    bounds = [f"{sign} {int(value) if value == int(value) else value}" for sign, value in given.items()]
-    return " ".join([WORDS.get(field.get("type", "object"), field.get("type", "")), *bounds])
+    return " ".join(
+        [
+            WORDS.get(field.get("type", "object"), field.get("type", "")),
+            *[f"{sign} {int(value) if value == int(value) else value}" for sign, value in given.items()],
+        ]
+    )

@@ -207,14 +207,13 @@ def check_rules(config: RunConfig) -> Findings:
     """Return what is wrong with the rules of a run."""
     rules = config.monitor.rules
     doubled = sorted({rule.name for index, rule in enumerate(rules) if rule in rules[:index]})
-    found = (
-        finding
-        for index, rule in enumerate(rules)
-        for check in (_metric, _bound, _window, _function, _sync)
-        for finding in check(f"monitor.rules.{index}", rule, config)
-    )
     return (
-        *found,
+        *(
+            finding
+            for index, rule in enumerate(rules)
+            for check in (_metric, _bound, _window, _function, _sync)
+            for finding in check(f"monitor.rules.{index}", rule, config)
+        ),
         *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled),
     )
 
@@ -223,12 +222,11 @@ def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
     """Return between which values that lies which is compared with the bound."""
     if is_always_synced(config) and (rule.watched == "kl/probe/full" or (rule.watched or "").startswith("kl/ref/")):
         return 0.0, 0.0
-    reaches = {
+    return {
         "zero_variance": (float(config.rollout.group_size == 1), 1.0),
         "length_explosion": (1.0, config.rollout.max_completion_tokens),
         "entropy_collapse": (0.0, math.log(LARGEST_VOCABULARY)),
-    }
-    return reaches.get(rule.kind, (-math.inf, math.inf))
+    }.get(rule.kind, (-math.inf, math.inf))
 
 
 def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:

@@ -154,8 +154,10 @@ def read_values(path: Path) -> dict[str, Any]:
     """
     nearest = near(path.name, [file.name for file in path.parent.glob("*.yaml")])
     unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{nearest}"
-    no_text = f"config {path}: is not UTF-8 text; give a YAML file"
-    with raised_as(ConfigError, unread, OSError), raised_as(ConfigError, no_text, UnicodeDecodeError):
+    with (
+        raised_as(ConfigError, unread, OSError),
+        raised_as(ConfigError, f"config {path}: is not UTF-8 text; give a YAML file", UnicodeDecodeError),
+    ):
         text = path.read_text(encoding="utf-8-sig")
     try:
         values = parse_yaml(text)
@@ -237,8 +239,7 @@ def known_keys(model: type[BaseModel] = RunConfig) -> dict[str, dict[str, Any]]:
     def below(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, field in section.get("properties", {}).items():
             yield f"{prefix}{name}", field
-            kinds = [(part, ".") for part in (field, *field.get("anyOf", ()))] + [(field.get("items", {}), ".*.")]
-            for kind, between in kinds:
+            for kind, between in [(part, ".") for part in (field, *field.get("anyOf", ()))] + [(field.get("items", {}), ".*.")]:
                 if "$ref" in kind:
                     yield from below(schema["$defs"][kind["$ref"].rpartition("/")[2]], f"{prefix}{name}{between}")
 
@@ -287,9 +288,8 @@ def parse_yaml(text: str) -> Any:
     Raises:
         ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
     """
-    too_deep = f"is nested too deeply (more than {MAX_LEVELS} levels)"
     with (
-        raised_as(ConfigError, too_deep, RecursionError),
+        raised_as(ConfigError, f"is nested too deeply (more than {MAX_LEVELS} levels)", RecursionError),
         raised_as(ConfigError, "is not valid YAML: {cause}", YAMLError, ValueError, ArithmeticError, LookupError, TypeError),
     ):
         try:

@@ -28,8 +28,11 @@ from grpo_core.config.section import (
 
 def _check_dropout(value: float) -> float:
     if value != 0:
-        fault = "input should be 0: with dropout, the policy that is trained is not the one that made the rollouts"
-        raise PydanticCustomError("dropout", "{fault}", {"fault": fault})
+        raise PydanticCustomError(
+            "dropout",
+            "{fault}",
+            {"fault": "input should be 0: with dropout, the policy that is trained is not the one that made the rollouts"},
+        )
     return value
 
 

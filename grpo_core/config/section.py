@@ -76,8 +76,11 @@ def _of_scheme(*schemes: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         scheme, separator, _ = value.partition("://")
         if separator and scheme.partition("+")[0].lower() not in schemes:
-            fault = f"input should begin with {', '.join(f'{scheme}://' for scheme in schemes)} or be a path"
-            raise PydanticCustomError("unknown_scheme", "{fault}", {"fault": fault})
+            raise PydanticCustomError(
+                "unknown_scheme",
+                "{fault}",
+                {"fault": f"input should begin with {', '.join(f'{scheme}://' for scheme in schemes)} or be a path"},
+            )
         return value
 
     return check

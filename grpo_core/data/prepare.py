@@ -70,8 +70,7 @@ def read_prompts(config: RunConfig) -> PromptSplit:
     rows = read_rows(config.data)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     tokenizer = tokenizers.load_tokenizer(folder, config.model.trust_remote_code)
-    ends = end_tokens_of(folder, tokenizer)
-    return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, ends)
+    return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, end_tokens_of(folder, tokenizer))
 
 
 def prepare(config: RunConfig, folder: Path, read: Callable[[RunConfig], PromptSplit] = read_prompts) -> DataManifest:

@@ -51,8 +51,11 @@ def build_prompts(
             or a split is left empty.
     """
     check_rows(rows, config)
-    made = tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
-    kept = [prompt for prompt in made if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens]
+    kept = [
+        prompt
+        for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
+        if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens
+    ]
     num_too_long = len(rows) - len(kept)
     if not kept:
         raise DataError(
@@ -65,8 +68,7 @@ def build_prompts(
 def hold_out_all(split: PromptSplit) -> PromptSplit:
     """Return the split in which every distinct prompt is held out: a data set on which nothing is trained."""
     rows = sorted((*split.train, *split.eval), key=lambda prompt: prompt.id)
-    distinct = {prompt.text: prompt for prompt in reversed(rows)}
-    held_out = tuple(sorted(distinct.values(), key=lambda prompt: prompt.id))
+    held_out = tuple(sorted({prompt.text: prompt for prompt in reversed(rows)}.values(), key=lambda prompt: prompt.id))
     return PromptSplit(
         train=(),
         eval=held_out,
@@ -97,8 +99,7 @@ def tokenized(
         token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
         if not token_ids:
             raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
-        columns = columns_of(row, index, config)
-        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns)
+        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns_of(row, index, config))
         require_open_end(prompt, tokenizer, end_tokens)
         yield prompt
 
@@ -254,6 +255,5 @@ def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: 
     """
     first = (step - 1) * num_prompts_per_step
     places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
-    epochs = {epoch for epoch, _ in places}
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch in epochs}
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch in {epoch for epoch, _ in places}}
     return tuple(prompts[int(orders[epoch][index])] for epoch, index in places)

@@ -131,8 +131,7 @@ def hub_rows(name: str, config_name: str | None, split: str, count: int | None =
     try:
         with _offline() if reason else contextlib.nullcontext():
             # Streamed, only what is asked for is fetched; the cache holds nothing that could be.
-            is_part = count is not None and reason is None
-            rows = datasets.load_dataset(name, config_name, split=split, streaming=is_part)
+            rows = datasets.load_dataset(name, config_name, split=split, streaming=count is not None and reason is None)
             return [jsonable(dict(row)) for row in itertools.islice(rows, count)]
     except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
         away = f"the hub cannot be reached ({reason}), and this machine's cache of it does not hold the data set"

@@ -153,14 +153,18 @@ def import_config(
     own = "no key is open-r1's or VLM-R1's own" if found == "trl" else "the file has keys or rewards of its own"
     others = " or ".join(name for name in SYSTEMS if name not in (found, "roll"))
     remedy = "" if found == "roll" else f"; --format {others} takes those of another system"
-    assumed = f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}"
-    return replace(imported, notes=(assumed, *imported.notes))
+    return replace(
+        imported,
+        notes=(f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}", *imported.notes),
+    )
 
 
 def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, start: Start | None) -> Imported:
     flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
-    known = [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)]
-    older_first = sorted(known, key=lambda item: item[0] not in system.aliases)
+    older_first = sorted(
+        [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)],
+        key=lambda item: item[0] not in system.aliases,
+    )
     given = {system.aliases.get(key, key): value for key, value in older_first}  # of two names of one key, the new one counts
     in_file = given.get("num_processes")
     counted = processes or (start.processes if start else None) or (in_file if isinstance(in_file, int) else None)
@@ -169,8 +173,10 @@ def _convert(path: Path, values: Mapping[str, Any], system: System, processes: i
     _refuse_strange(settings, entries)
     entries += _defaults(settings, entries)
     if start:
-        launcher = no_counterpart(OF_LAUNCHER)
-        entries += [replace(launcher, key=f"{start.launcher} --{key}", value=value) for key, value in start.options.items()]
+        entries += [
+            replace(no_counterpart(OF_LAUNCHER), key=f"{start.launcher} --{key}", value=value)
+            for key, value in start.options.items()
+        ]
     entries, nested, config = _settle(entries)
     written = flatten_sections(nested)
     return Imported(
@@ -252,8 +258,9 @@ def _settle(entries: list[Entry]) -> tuple[list[Entry], dict[str, Any], RunConfi
     order = list(DEFAULTS)
     while True:
         targets = {key: value for entry in entries for key, value in entry.targets.items()}
-        ordered = sorted(targets, key=lambda key: order.index(key) if key in order else len(order))
-        nested = apply_overrides({}, {key: targets[key] for key in ordered})
+        nested = apply_overrides(
+            {}, {key: targets[key] for key in sorted(targets, key=lambda key: order.index(key) if key in order else len(order))}
+        )
         rewards = [reward for reward in nested.get("rewards", ()) if not is_missing(reward["fn"])]
         valid = {key: value for key, value in nested.items() if key != "rewards"} | ({"rewards": rewards} if rewards else {})
         try:
@@ -268,13 +275,18 @@ def _settle(entries: list[Entry]) -> tuple[list[Entry], dict[str, Any], RunConfi
 def _refused(message: str, targets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (our key, why) of the targets that the lines of an error message begin with or, failing that, mention."""
     for line in message.splitlines():
-        named = line.partition(":")[0].split(", ")
-        heads = [key for key in targets if any(f"{part}.".startswith(f"{key}.") for part in named)]
+        heads = [key for key in targets if any(f"{part}.".startswith(f"{key}.") for part in line.partition(":")[0].split(", "))]
         yield from ((key, line) for key in heads or [key for key in targets if key in line])
 
 
 def _without(entry: Entry, refused: Mapping[str, str]) -> Entry:
     kept = {key: value for key, value in entry.targets.items() if key not in refused}
-    lost = sorted(entry.targets.keys() & refused.keys())
-    why = "; ".join(f"refused here, left at its default: {refused[key]}" for key in lost)
-    return replace(entry, targets=kept, fate="mapped" if kept else "no_counterpart", remark=why, differs=True)
+    return replace(
+        entry,
+        targets=kept,
+        fate="mapped" if kept else "no_counterpart",
+        remark="; ".join(
+            f"refused here, left at its default: {refused[key]}" for key in sorted(entry.targets.keys() & refused.keys())
+        ),
+        differs=True,
+    )

@@ -76,11 +76,15 @@ def _entry(entry: Entry) -> list[str]:
 
 def _comment(text: str, indent: str) -> list[str]:
     # A character that YAML takes for the end of a line would let a key of the source leave the comment.
-    safe = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
     return [
         line.rstrip()
         for line in textwrap.wrap(
-            safe, WIDTH, initial_indent="# ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text),
+            WIDTH,
+            initial_indent="# ",
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 
@@ -113,8 +117,10 @@ def render_names() -> str:
     """Return what every key of ours that has a counterpart is called in each system."""
     tables = (TRL.rules, OPEN_R1_OWN, ROLL.rules, VLM_R1_OWN)
     ours = dict.fromkeys(key for rules in tables for rule in rules for key in rule.ours.split(", ") if key)
-    rows = [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours]
-    return markdown_table(("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"), rows)
+    return markdown_table(
+        ("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"),
+        [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours],
+    )
 
 
 def _names(key: str, rules: Sequence[Rule]) -> str:

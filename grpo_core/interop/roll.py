@@ -95,16 +95,22 @@ def _minibatches(settings: Settings, _key: str) -> Entry:
     parallel = _data_parallel(settings) or 1
     batch = settings[f"{ARGS}.per_device_train_batch_size"] * settings[f"{ARGS}.gradient_accumulation_steps"] * parallel
     uneven = "; rounded: equal shares here" if rows % batch else ""
-    remark = f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes{uneven}"
-    return mapped({"loss.minibatches": max(rows // batch, 1)}, remark, differs=bool(uneven))
+    return mapped(
+        {"loss.minibatches": max(rows // batch, 1)},
+        f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes{uneven}",
+        differs=bool(uneven),
+    )
 
 
 def _warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
     steps, share = settings[f"{ARGS}.warmup_steps"], min(settings[f"{ARGS}.warmup_ratio"], 0.999999)
     is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
-    total = settings["max_steps"] * settings["ppo_epochs"] * _minibatches(settings, "").targets["loss.minibatches"]
-    return warmup(int(steps) if steps > 0 else share, total, is_ignored=is_ignored)
+    return warmup(
+        int(steps) if steps > 0 else share,
+        settings["max_steps"] * settings["ppo_epochs"] * _minibatches(settings, "").targets["loss.minibatches"],
+        is_ignored=is_ignored,
+    )
 
 
 def _lengths(settings: Settings, _key: str) -> Entry:
@@ -152,8 +158,9 @@ def _normalisation(settings: Settings, key: str) -> Entry:
     differs = mean != "group" or std == "running"
     nearest = f"nearest: ROLL subtracts the mean of {mean or 'nothing'}, here the group's; no running statistics here"
     eps = {} if std is None else {"advantage.advantage_eps": 1e-6}  # what ROLL adds to standard deviations
-    targets = {"advantage.baseline": "group_mean", "advantage.scale": SCALES[std], **eps}
-    return mapped(targets, nearest if differs else "", differs=differs)
+    return mapped(
+        {"advantage.baseline": "group_mean", "advantage.scale": SCALES[std], **eps}, nearest if differs else "", differs=differs
+    )
 
 
 def _reward_clip(settings: Settings, key: str) -> Entry:
@@ -181,8 +188,11 @@ def _clip(settings: Settings, _key: str) -> dict[str, Any]:
 def _loss_agg_mode(settings: Settings, key: str) -> Entry:
     if settings[key] != "seq-mean-token-sum-norm":
         return mapped({"loss.aggregation": settings[key]})
-    remark = "ROLL divides by the padded width, not by the number of completions; here by both"
-    return mapped({"loss.aggregation": settings[key]}, remark, differs=True)
+    return mapped(
+        {"loss.aggregation": settings[key]},
+        "ROLL divides by the padded width, not by the number of completions; here by both",
+        differs=True,
+    )
 
 
 def _kl(settings: Settings, _key: str) -> Entry:
@@ -214,21 +224,27 @@ def _lora_target(settings: Settings, key: str) -> Entry:
     if not PARTS.keys() & given:
         return found
     parts = [part for name in found.targets[TARGETS] for part in PARTS.get(name, (name,))]
-    remark = "nearest: Megatron adapts matrices that it joins, here each has its own"
-    return mapped({TARGETS: parts}, remark, differs=bool(given & {"linear_qkv", "linear_fc1"}))
+    return mapped(
+        {TARGETS: parts},
+        "nearest: Megatron adapts matrices that it joins, here each has its own",
+        differs=bool(given & {"linear_qkv", "linear_fc1"}),
+    )
 
 
 def _reward_workers(settings: Settings, _key: str) -> Entry:
     """Convert the reward workers, all of them together: mathematics has a verifier here, others are functions to be written."""
     workers = [value for key, value in settings.given.items() if fnmatchcase(key, "rewards.*.worker_cls") and value]
-    names = dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers)
-    return convert_rewards(settings, [(name, 1.0) for name in names], _find_worker)
+    return convert_rewards(
+        settings, [(name, 1.0) for name in dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers)], _find_worker
+    )
 
 
 def _find_worker(_settings: Settings, name: str, _weight: float) -> Entry:
     if name == "MathRuleRewardWorker":
-        remark = "nearest verifier: math-verify against ROLL's column ground_truth"
-        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"}, remark)
+        return mapped(
+            {"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"},
+            "nearest verifier: math-verify against ROLL's column ground_truth",
+        )
     return no_counterpart("a worker of one domain is a function that returns None for rows of others", differs=True)
 
 

@@ -193,8 +193,7 @@ def copied(
 
     def convert(settings: Settings, name: str) -> Mapping[str, Any]:
         value = settings[name]
-        is_off = zero_is_off and value is not None and value <= 0
-        return {ours: None if is_off else value}
+        return {ours: None if zero_is_off and value is not None and value <= 0 else value}
 
     return Rule(key, kind, default, ours, convert, remark, needs=needs, unset=unset)
 
@@ -282,8 +281,11 @@ def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
     """
     if top_p >= 1 and (top_k is None or top_k <= 0):
         return mapped({"rollout.engine": "vllm"}, "the run starts a server of its own, in the environment of `make vllm`")
-    reason = f"rollout.engine vllm is refused here with top_p {top_p:g}, top_k {top_k}: the embedded sampler keeps them"
-    return mapped({"rollout.engine": "embedded"}, reason, differs=True)
+    return mapped(
+        {"rollout.engine": "embedded"},
+        f"rollout.engine vllm is refused here with top_p {top_p:g}, top_k {top_k}: the embedded sampler keeps them",
+        differs=True,
+    )
 
 
 def one_file(files: Sequence[str], remark: str = "", *, differs: bool = False) -> Entry:
@@ -307,8 +309,9 @@ def adapted_modules(names: Sequence[str]) -> Entry:
         return mapped({TARGETS: list(names)})
     if (match := _ENDS.fullmatch(names[0])) is not None:
         return mapped({TARGETS: (match["several"] or match["one"]).split("|")})
-    reason = "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter"
-    return no_counterpart(reason, differs=True)
+    return no_counterpart(
+        "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter", differs=True
+    )
 
 
 def convert_rewards(
@@ -332,8 +335,9 @@ def convert_rewards(
         targets.update(here.targets)
         found.append((name, here))
     remark = "; ".join(f"{name}: {here.remark}" for name, here in found if here.remark)
-    listed = {"rewards": rewards} if rewards else {}
-    return mapped({**targets, **listed}, remark, differs=any(here.differs for _, here in found))
+    return mapped(
+        {**targets, **({"rewards": rewards} if rewards else {})}, remark, differs=any(here.differs for _, here in found)
+    )
 
 
 def is_missing(fn: str) -> bool:
@@ -357,5 +361,8 @@ def overlong(settings: Settings, limit: int, buffer: int, weight: float) -> Entr
     """Return the soft overlong penalty: here a filter whose limit is the longest completion, with weight 1."""
     is_same = settings["max_completion_length"] == limit and weight == 1
     there = "" if is_same else f"; there below {limit} tokens, with weight {weight:g}"
-    remark = f"filtering.overlong_buffer_tokens, below rollout.max_completion_tokens with weight 1{there}"
-    return mapped({"filtering.overlong_buffer_tokens": buffer}, remark, differs=not is_same)
+    return mapped(
+        {"filtering.overlong_buffer_tokens": buffer},
+        f"filtering.overlong_buffer_tokens, below rollout.max_completion_tokens with weight 1{there}",
+        differs=not is_same,
+    )

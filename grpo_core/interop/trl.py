@@ -142,8 +142,8 @@ def _length(settings: Settings, key: str) -> Entry:
 
 def _warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up; `warmup_ratio` is older TRL's, and `warmup_steps` overrides it."""
-    amount = settings["warmup_steps"] or settings["warmup_ratio"]
-    return warmup(amount, _known_length(settings), is_ignored=settings["lr_scheduler_type"] == "constant")
+    amount, kind = settings["warmup_steps"] or settings["warmup_ratio"], settings["lr_scheduler_type"]
+    return warmup(amount, _known_length(settings), is_ignored=kind == "constant")
 
 
 def _period(settings: Settings, key: str) -> Entry:
@@ -199,8 +199,11 @@ def _reference_sync(settings: Settings, key: str) -> Entry:
     if not settings["sync_ref_model"]:
         return mapped({"reference.sync_steps": None})
     found = in_steps("reference.sync_steps", settings["ref_model_sync_steps"], _updates(settings))
-    alpha = {"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {}
-    return mapped({**found.targets, **alpha}, found.remark, differs="rounded" in found.remark)
+    return mapped(
+        {**found.targets, **({"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {})},
+        found.remark,
+        differs="rounded" in found.remark,
+    )
 
 
 def _dtype(settings: Settings, key: str) -> Entry:
@@ -210,8 +213,9 @@ def _dtype(settings: Settings, key: str) -> Entry:
         return no_counterpart("set model.dtype to float32 or bfloat16", differs=True)
     if settings["dtype"] != "bfloat16":
         return mapped({"model.dtype": "bfloat16" if is_mixed else "float32"})
-    remark = "TRL keeps the weights themselves in bfloat16, here those that are trained are float32"
-    return mapped({"model.dtype": "bfloat16"}, remark)
+    return mapped(
+        {"model.dtype": "bfloat16"}, "TRL keeps the weights themselves in bfloat16, here those that are trained are float32"
+    )
 
 
 def _context_window(settings: Settings, key: str) -> Entry:
@@ -231,8 +235,10 @@ def _sampler_correction(settings: Settings, _key: str) -> Entry:
     if bound is None:
         return no_counterpart("weights without an upper bound do not exist here", differs=True)
     level, _, treatment = settings["vllm_importance_sampling_mode"].partition("_")
-    targets = {"loss.sampler_correction": treatment, "loss.sampler_level": level, "loss.sampler_bound": bound}
-    return mapped(targets, "the KL term is not weighted there either")
+    return mapped(
+        {"loss.sampler_correction": treatment, "loss.sampler_level": level, "loss.sampler_bound": bound},
+        "the KL term is not weighted there either",
+    )
 
 
 def _adapter_alpha(settings: Settings, _key: str) -> Entry:

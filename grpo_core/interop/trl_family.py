@@ -79,12 +79,11 @@ def as_of(version: str | None) -> System:
     release = (int(match[1]), int(match[2])) if match else (0, 0)
     if not OLDEST <= release <= NEWEST:
         raise ConfigError(f"trl-version: {shown(version)} is no release that is read; give one from 0.17 to 1.16")
-    note = (ONE_END,) if release < EVERY_END else ()
     return replace(
         TRL,
         title=f"TRL {release[0]}.{release[1]}",
         rules=with_defaults(RULES, defaults_of(release)),
-        assumptions=lambda settings: (*assumed_processes(settings), *note),
+        assumptions=lambda settings: (*assumed_processes(settings), *((ONE_END,) if release < EVERY_END else ())),
     )
 
 
@@ -118,8 +117,11 @@ REGISTRY = ("accuracy", "format", "code_format", "soft_overlong_punishment", *NO
 def open_r1_reward(settings: Settings, name: str, weight: float) -> Entry:
     """Return what a reward of open-r1 is here."""
     if name == "accuracy":
-        both = "both use math-verify; open-r1 takes LaTeX answers alone and gives 1 where the gold has none"
-        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "solution"}, both, differs=True)
+        return mapped(
+            {"rewards": [{"fn": "math_answer"}], "data.answer_column": "solution"},
+            "both use math-verify; open-r1 takes LaTeX answers alone and gives 1 where the gold has none",
+            differs=True,
+        )
     if name == "format":
         return mapped({"rewards": [{"fn": "format", "args": {"pattern": TAGS.format(answer=".*?")}}]}, WHITE_SPACE)
     if name == "code_format":
@@ -127,8 +129,9 @@ def open_r1_reward(settings: Settings, name: str, weight: float) -> Entry:
         return mapped({"rewards": [{"fn": "format", "args": {"pattern": pattern}}]}, WHITE_SPACE)
     if name == "soft_overlong_punishment" and settings["soft_punish_cache"] > 0:
         return overlong(settings, settings["max_completion_len"], settings["soft_punish_cache"], weight)
-    why = NO_COUNTERPART.get(name, "it is not in the registry of open-r1 that was read; a fork may have it")
-    return no_counterpart(why, differs=True)
+    return no_counterpart(
+        NO_COUNTERPART.get(name, "it is not in the registry of open-r1 that was read; a fork may have it"), differs=True
+    )
 
 
 def rewards(settings: Settings, _key: str) -> Entry:
@@ -139,8 +142,11 @@ def rewards(settings: Settings, _key: str) -> Entry:
 def question_column(settings: Settings, key: str) -> dict[str, Any]:
     """Convert the data set: a column of questions, and `solution` where a reward compares with it."""
     answer = "solution" if "accuracy" in settings["reward_funcs"] else None
-    columns = {"data.prompt_column": settings["dataset_prompt_column"], "data.answer_column": answer}
-    return {"data.source": f"hub:{settings[key]}", **columns}
+    return {
+        "data.source": f"hub:{settings[key]}",
+        "data.prompt_column": settings["dataset_prompt_column"],
+        "data.answer_column": answer,
+    }
 
 
 def only_configuration(settings: Settings, key: str) -> Entry:
@@ -210,8 +216,10 @@ def whole_groups(settings: Settings, key: str) -> Entry:
 def vlm_r1_reward(settings: Settings, name: str, _weight: float) -> Entry:
     """Return what a reward of `grpo_jsonl.py` is here."""
     if name == "format" and not settings[MODULE]:
-        pattern = r"<think>.*?</think>\s*<answer>.*?</answer>"
-        return mapped({"rewards": [{"fn": "format", "args": {"pattern": pattern}}]}, "white space around it is ignored here")
+        return mapped(
+            {"rewards": [{"fn": "format", "args": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}}]},
+            "white space around it is ignored here",
+        )
     method, task = settings["reward_method"] or "default", settings["task_type"] or "rec"
     scorer = f"the model's module, from images (task {task})" if settings[MODULE] else f"VLM-R1's own method {method}"
     return no_counterpart(f"scored by {scorer}; math_answer and exact_answer are nearest to accuracy", differs=True)
@@ -221,8 +229,11 @@ def adapter(settings: Settings, key: str) -> Entry:
     """Convert whether an adapter is trained, and of which layers."""
     if not settings[key]:
         return mapped({"model.lora": None})
-    remark = "VLM-R1 adapts every linear layer of the language model with its vocabulary head; here the head gets no adapter"
-    return mapped({RANK: settings["lora_r"]}, remark, differs=True)
+    return mapped(
+        {RANK: settings["lora_r"]},
+        "VLM-R1 adapts every linear layer of the language model with its vocabulary head; here the head gets no adapter",
+        differs=True,
+    )
 
 
 VLM_R1_OWN = (
