@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "loss.aggregation": ({}, "token-mean"),
     "loss.epochs_per_rollout": ({}, 2),
     "loss.minibatches": ({}, 2),
-    "reference.sync_steps": ({}, 1),
+    "reference.sync_steps": ({}, 3),
     "reference.mixup_alpha": ({}, 0.5),
     "reference.kl_init_every": ({"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}, 2),
     "reference.kl_full_every": ({}, 1),
@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "training.steps": ({}, 3),
     "training.max_tokens": ({}, 100),
     "training.seed": ({}, 1),
-    "training.checkpoint_every": ({}, 3),
+    "training.checkpoint_every": ({"training.keep_checkpoints": 5}, 3),
     "training.completions_every": ({}, 2),
     "evaluation.num_prompts": ({}, 9),
     "evaluation.samples": ({"evaluation.k": [1]}, 1),
@@ -129,6 +129,7 @@ def what_it_does(config: RunConfig, run_dir: RunDir) -> dict[str, Any]:
         done |= {f"{record.step} prompts": record.data["num_prompts"]} if record.kind == "eval" else {}
     done |= {path.name: len(pandas.read_parquet(path)) for path in run_dir.completions.glob("*.parquet")}
     assert evaluate([str(run_dir.path), "--policy", "final"]) == 0
+    done["rows"] = len(pandas.read_parquet(run_dir.eval / "final.parquet"))
     return done | {"final": json.loads((run_dir.eval / "final.json").read_text())["estimates"]}
 
 
