@@ -100,6 +100,29 @@ def test_rolls_grpo_page_becomes_its_equivalent() -> None:
     }
 
 
+def test_a_whole_trl_script_file() -> None:
+    found = values(import_config(BY_NAME["trl_full.yaml"]))
+    expected = {
+        "rewards": [{"fn": "trl.rewards:accuracy_reward", "weight": 1.0}, {"fn": "my_pkg.rewards:brevity", "weight": 0.5}],
+        # 4 x 8 micro-steps / 4 generations; 8 / 4 optimizer steps in each of 2 passes: 4 optimizer steps to a step.
+        "rollout.num_prompts_per_step": 8,
+        "loss.minibatches": 2,
+        "loss.epochs_per_rollout": 2,
+        "training.steps": 100,
+        "reference.sync_steps": 16,
+        "reference.mixup_alpha": 0.9,
+        "optimizer.warmup_steps": 40,
+        "evaluation.every_steps": 25,
+        "loss.sampler_correction": "truncate",
+        "loss.sampler_level": "token",
+        "loss.sampler_bound": 2,
+        "rollout.engine": "vllm",
+        "data.source": "hub:openai/gsm8k",
+        "data.answer_column": None,
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
 def test_a_trl_file_states_every_default_that_is_not_ours() -> None:
     imported = import_config(BY_NAME["trl_minimal.yaml"])
     assert imported.values == {
@@ -110,26 +133,6 @@ def test_a_trl_file_states_every_default_that_is_not_ours() -> None:
         "training": {"steps": 200, "seed": 42, "checkpoint_every": 500},
     }
     assert "mapped (default of TRL 1.16)" in render(imported)
-
-
-def test_a_whole_trl_script_file() -> None:
-    found = values(import_config(BY_NAME["trl_full.yaml"]))
-    assert found["rewards"] == [
-        {"fn": "trl.rewards:accuracy_reward", "weight": 1.0},
-        {"fn": "my_pkg.rewards:brevity", "weight": 0.5},
-    ]
-    # 4 x 8 micro-steps / 4 generations; 8 / 4 optimizer steps in each of 2 passes: 4 optimizer steps to a step.
-    batch = ("rollout.num_prompts_per_step", "loss.minibatches", "loss.epochs_per_rollout", "training.steps")
-    assert tuple(found[key] for key in batch) == (8, 2, 2, 100)
-    assert (found["reference.sync_steps"], found["reference.mixup_alpha"]) == (16, 0.9)
-    assert (found["optimizer.warmup_steps"], found["evaluation.every_steps"]) == (40, 25)
-    assert (found["loss.sampler_correction"], found["loss.sampler_level"], found["loss.sampler_bound"]) == (
-        "truncate",
-        "token",
-        2,
-    )
-    assert found["rollout.engine"] == "vllm"
-    assert (found["data.source"], found["data.answer_column"]) == ("hub:openai/gsm8k", None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -163,12 +166,8 @@ def test_the_table_of_trl_has_no_more_than_the_installed_trl() -> None:
     fields = {field.name for name in names for field in dataclasses.fields(installed(name))}
     assert SYSTEMS["trl"].known() - fields == {*OLDER.split(), "max_prompt_length", "warmup_ratio", "env", "config"}
     assert set(ALIASES.values()) <= fields
+    assert all(callable(getattr(importlib.import_module("trl.rewards"), name)) for name in REWARDS)
     assert not set(ALIASES) & fields
-
-
-@pytest.mark.parametrize("name", REWARDS)
-def test_trls_rewards_exist(name: str) -> None:
-    assert callable(getattr(importlib.import_module("trl.rewards"), name))
 
 
 def installed(name: str) -> Any:

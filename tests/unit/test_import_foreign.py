@@ -51,13 +51,6 @@ def test_a_system_that_is_not_read_is_refused_by_its_name(path: Path, source: st
     assert NOT_READ in str(caught.value)
 
 
-def test_a_refused_import_writes_nothing(tmp_path: Path) -> None:
-    code, output = run("import-config", str(FILES[0]), "-o", str(tmp_path / "mine.yaml"))
-    assert code != 0
-    assert system_of(FILES[0]) in output
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".yaml"], ids=lambda path: path.name)
 def test_a_section_around_the_settings_hides_nothing(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"these are settings of {system_of(path)}"):

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.random_models import TINY
 from grpo_core.interop.conversion import Imported
-from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.report import render
 from tests.support.imports import convert, entry_of
 
@@ -163,15 +162,6 @@ def test_what_has_no_counterpart_or_differs(
     found = entry_of(imported(tmp_path, system, settings), key)
     assert f"{found.fate}: {found.remark}".startswith(said)
     assert found.differs == differs
-
-
-@pytest.mark.parametrize(
-    ("system", "settings"), [("trl", {}), ("trl", {"use_peft": False}), ("open-r1", {"lora_r": 4}), ("roll", {"lora_rank": 4})]
-)
-def test_without_the_switch_all_weights_are_trained(tmp_path: Path, system: str, settings: dict[str, Any]) -> None:
-    found = imported(tmp_path, system, settings)
-    assert found.config.model.lora is None
-    assert not [key for key in flatten_sections(found.values) if key.startswith("model.lora.")]
 
 
 def test_defaults_of_trls_adapter_are_written_and_its_dropout_is_reported(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from grpo_core.config import (
     Origin,
-    find_config,
     load,
     load_config,
     merge_knobs,
@@ -21,14 +20,9 @@ from grpo_core.run.folder import RunDir
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_a_preset_is_found_by_its_name_wherever_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_config("quickstart") == CONFIGS / "quickstart.yaml"
-    assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
-
-
 def test_a_preset_of_the_folder_where_the_command_runs_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.yaml").write_text("loss: {beta: 0.75}\n")
     (tmp_path / "configs" / "mine.yaml").write_text("training: {seed: 1}\n")
@@ -42,10 +36,6 @@ def test_an_unknown_preset_is_refused_with_the_nearest_one() -> None:
         ConfigError, match=r"config quikstart: no such preset; did you mean quickstart\? \(presets: .*gsm8k_smol"
     ):
         load_config("quikstart")
-
-
-def test_a_sync_period_of_0_is_a_fixed_reference() -> None:
-    assert load_config("quickstart", merge_knobs({"ref_sync_steps": 0}, {})).reference.sync_steps is None
 
 
 @pytest.mark.parametrize("overrides", [{"loss.beta": 0.1}, {"loss": {"beta": 0.1}}])
