@@ -189,12 +189,22 @@ def _convert(path: Path, values: Mapping[str, Any], system: System, processes: i
         entries=tuple(entries),
         notes=(
             *system.assumptions(settings),
-            *(start.notes if start else ()),
+            *((*start.notes, *_stray_commas(start.arguments)) if start else ()),
             *(f"{key} is not in the file and stays at our default; set it" for key in TO_FILL_IN if key not in written),
             *(() if "data.eval_fraction" in written else (HELD_OUT,)),
         ),
         warnings=check_consistency(config),
     )
+
+
+def _stray_commas(arguments: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}: in {item!r} the comma is part of the value, since a shell separates values by blanks alone: that run had no "
+        "value without it. If it was to separate, correct the value here"
+        for key, value in arguments.items()
+        for item in (value if isinstance(value, list) else [value])
+        if isinstance(item, str) and item.strip(",") != item
+    ]
 
 
 def _refuse_strange(settings: Settings, given: Sequence[Entry]) -> None:

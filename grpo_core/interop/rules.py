@@ -292,7 +292,8 @@ def one_file(files: Sequence[str], remark: str = "", *, differs: bool = False) -
     """Return what becomes of the files of a data set."""
     if len(files) == 1 and files[0].endswith(READABLE):
         return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
-    return no_counterpart(f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to it", differs=True)
+    reason = f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to file:<path>"
+    return no_counterpart(reason, differs=True)
 
 
 def adapter_dropout(settings: Settings, key: str) -> Entry:

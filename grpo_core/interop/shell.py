@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -53,19 +53,18 @@ BLOCKS = {"(": ")", "{": "}", "if": "fi", "case": "esac", **dict.fromkeys(("for"
 BETWEEN = ("then", "do", "else", "elif", "!", "time")
 
 
+@dataclass
 class Shell:
     """Reads a script, command by command: fills in its variables, quoted, and lets `shlex` split what comes of it."""
 
-    def __init__(self) -> None:
-        """Know no variable."""
-        self.variables: dict[str, list[str]] = {}
-        """Of each variable the text, or the items of an array."""
-        self.defaults_used: dict[str, None] = {}
-        """Names of variables that the environment may set, and whose default was taken."""
-        self.unread: list[str] = []
-        """Lines of what was not read, with what it depends on."""
-        self._expanded = 0
-        self._blocks: list[tuple[str, int]] = []
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    """Of each variable the text, or the items of an array."""
+    defaults_used: dict[str, None] = field(default_factory=dict)
+    """Names of variables that the environment may set, and whose default was taken."""
+    unread: list[str] = field(default_factory=list)
+    """Lines of what was not read, with what it depends on."""
+    _expanded: int = 0
+    _blocks: list[tuple[str, int]] = field(default_factory=list)
 
     def commands(self, script: str) -> Iterator[tuple[int, list[str]]]:
         """Yield (line, words) of the commands of the straight part; `UNKNOWN` stands before what of a word is not known.

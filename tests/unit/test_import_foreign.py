@@ -120,6 +120,19 @@ def test_the_output_is_written_whole_and_never_over_a_file(tmp_path: Path) -> No
     assert "mine.yaml: cannot be written (No such file or directory)" in printed
 
 
+@pytest.mark.parametrize(
+    ("argument", "stray"),
+    [
+        ('--lora_target_modules "q_proj", "v_proj"', ["lora_target_modules: in 'q_proj,' the comma"]),
+        ("--model_name_or_path Qwen/Qwen2.5-0.5B,", ["model_name_or_path: in 'Qwen/Qwen2.5-0.5B,' the comma"]),
+        ("--lora_target_modules q_proj v_proj --fsdp full_shard,auto_wrap", []),
+    ],
+)
+def test_a_comma_that_the_shell_hands_on_is_noted(argument: str, stray: list[str], tmp_path: Path) -> None:
+    notes = [note for note in convert(tmp_path, f"{START} {argument}\n").notes if "comma" in note]
+    assert [note.partition(" is part")[0] for note in notes] == stray
+
+
 # Releases of TRL
 
 
