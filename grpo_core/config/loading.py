@@ -44,8 +44,6 @@ IN_YAML = {
     "bool_type": "input should be true or false",
 }
 """Errors about Python's types in the words of a YAML file."""
-FIXED_REFERENCE = 0
-"""The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
@@ -142,7 +140,8 @@ def merge_knobs(
                     f"{key}: given twice, as the parameter {name} ({value}) and in overrides as {other} "
                     f"({overrides[other]}); give it once"
                 )
-        merged[key] = None if name == "ref_sync_steps" and value == FIXED_REFERENCE else value
+        # A parameter that is left out is null already, so 0 means `reference.sync_steps: null`.
+        merged[key] = None if name == "ref_sync_steps" and value == 0 else value
     return merged
 
 

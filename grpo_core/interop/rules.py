@@ -19,7 +19,6 @@ from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.errors import ConfigError, shown
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
-Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
 LARGEST = 1e15
 """Beyond it, no count or factor means anything, and arithmetic would overflow."""
 
@@ -46,7 +45,7 @@ _reader = functools.cache(TypeAdapter)
 class Entry:
     """What becomes of one key of the source: one line of the report."""
 
-    fate: Fate
+    fate: Literal["mapped", "no_counterpart", "dead", "unknown"]
     targets: Mapping[str, Any] = field(default_factory=dict)
     """{our key path: value}."""
     remark: str = ""
@@ -107,10 +106,6 @@ class Settings:
         return ConfigError(f"config {self.path}: {text}")
 
 
-Convert = Callable[[Settings, str], Entry | Mapping[str, Any]]
-"""From all settings and a key to what becomes of it. Keys that depend on each other share one function."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """How one key of another system is read and converted. Positional: the tables read as columns."""
@@ -123,7 +118,7 @@ class Rule:
     """What the source system uses where the key is absent."""
     ours: str
     """Our keys, separated by commas."""
-    convert: Convert
+    convert: Callable[[Settings, str], Entry | Mapping[str, Any]]
     remark: str = ""
     """Of the report, where `convert` gives none."""
     needs: str = field(default="", kw_only=True)

@@ -50,7 +50,6 @@ IN_DOUBLE_QUOTES = re.compile(rf"""\\(?P<escaped>[$`"\\\n])|{VARIABLE}|{NOT_KNOW
 ASSIGNED = re.compile(r"(?:^|\s)([A-Za-z_]\w*)\+?=|^(?:for|select|read)\s+(\w+)")
 BLOCKS = {"(": ")", "{": "}", "if": "fi", "case": "esac", **dict.fromkeys(("for", "while", "until", "select"), "done")}
 """{what opens a block: what closes it}."""
-BETWEEN = ("then", "do", "else", "elif", "!", "time")
 
 
 @dataclass
@@ -92,7 +91,8 @@ class Shell:
 
     def _follow(self, line: int, separator: str, command: str) -> None:
         """Enter or leave a block."""
-        head, *others = [*itertools.dropwhile(BETWEEN.__contains__, command.split()), ""]
+        between = ("then", "do", "else", "elif", "!", "time")
+        head, *others = [*itertools.dropwhile(between.__contains__, command.split()), ""]
         for word in (separator, "{" if head == "function" and "{" in others else head):
             if word in BLOCKS:
                 self._blocks.append((word, line))
@@ -154,12 +154,7 @@ def _cut(script: str) -> Iterator[tuple[int, str, str]]:
             command += " " if token["blank"] else token[0]
 
 
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
-SHEBANG = re.compile(r"#!.*\b(ba|z|k|da)?sh\b")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "trl")
-NOT_A_START = ("echo", "printf", "pip", "pip3", "apt", "apt-get", "which", "command", "grep", "pkill", "kill", "module")
-"""Commands whose words may name a launcher and start none."""
-SHELLS = ("bash", "sh", "zsh")
 NUMBER = re.compile(r"-\d+(\.\d*)?([eE][-+]?\d+)?|-\.\d+")
 OF_TRL_LAUNCHER = ("num_processes", "num_machines", "machine_rank", "main_process_port", "mixed_precision", "accelerate_config")
 """Arguments of `trl grpo` that it hands to accelerate."""
@@ -191,7 +186,7 @@ class Start:
 
 def is_script(path: Path, text: str) -> bool:
     """Return whether a file is a shell script, by its name or its first line."""
-    return path.suffix in SUFFIXES or SHEBANG.match(text) is not None
+    return path.suffix in (".sh", ".bash", ".slurm", ".sbatch") or re.match(r"#!.*\b(ba|z|k|da)?sh\b", text) is not None
 
 
 def read_script(path: Path, text: str, command: int | None) -> Start:
@@ -228,10 +223,10 @@ def read_script(path: Path, text: str, command: int | None) -> Start:
 
 def _starts(line: int, words: Sequence[str], shell: Shell) -> Iterator[Start]:
     """Yield the program that a command starts, with its launcher, or those of the text that it gives to another shell."""
-    if not words or PurePosixPath(words[0]).name in NOT_A_START:
+    if not words or words[0] in ("echo", "printf"):
         return
     for name, option, text in zip(words, words[1:], words[2:], strict=False):
-        if PurePosixPath(name).name in SHELLS and option in ("-c", "-lc"):
+        if PurePosixPath(name).name in ("bash", "sh", "zsh") and option in ("-c", "-lc"):
             yield from (start for _, inner in shell.commands(text) for start in _starts(line, inner, shell))
             return
     first = next((at for at, word in enumerate(words) if PurePosixPath(word).name in LAUNCHERS), None)
