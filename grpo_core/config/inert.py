@@ -372,9 +372,3 @@ def _outlier(spread: float, size: int, rows: int, eps: float) -> float:
         return 0.0
     share = 1 - 1 / size
     return share / (math.sqrt(share / (rows - 1)) + eps / spread)
-
-
-INERT: tuple[Check, ...] = (
-    *(owned_keys, inert_data, inert_rewards, inert_shaping, inert_with_one_update, inert_kl),
-    *(long_periods, unreached_bounds, small_factors, small_advantages),
-)
