@@ -26,10 +26,6 @@ class Unresolved:
     text: str
     reason: str
 
-    def __str__(self) -> str:
-        """Return the text as the file has it."""
-        return self.text
-
 
 def read_text(path: Path) -> str:
     """Return the text of a file.

@@ -81,7 +81,7 @@ def test_arguments_that_are_not_known_are_an_entry_of_their_own(tmp_path: Path) 
     command = START.replace("train.py", 'train.py "${ARGS[@]}"')
     text = f"ARGS=(--seed 3)\nif true; then ARGS+=(--seed 4); fi\n{command}\n"
     imported = convert(tmp_path, text)
-    assert str(entry_of(imported, "$ARGS").value) == "$ARGS"
+    assert entry_of(imported, "$ARGS").value.text == "$ARGS"
     assert imported.config.training.seed == 42
 
 
