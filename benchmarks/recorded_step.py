@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from grpo_core.algorithm.kl import k1, k3
-from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import load_frozen
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.checkpoint import POLICY_FOLDER
 from grpo_core.policy.device import pin_threads

@@ -13,7 +13,7 @@ from prefect import Flow
 from pydantic import Field, WithJsonSchema
 from pydantic_core import MISSING
 
-from grpo_core.config.presets import SWEEPS, preset_names
+from grpo_core.config.origin import SWEEPS, preset_names
 
 F = TypeVar("F", bound=Flow[..., Any])
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import Resolved, RunConfig, find_config, load, load_config
-from grpo_core.config.code import Code, code_in, is_allowed
+from grpo_core.config.derived import Code, code_in, is_allowed
 from grpo_core.config.limits import SERVER_VARIABLE
-from grpo_core.config.presets import FOLDERS, find_sweep
+from grpo_core.config.origin import FOLDERS, find_sweep
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, allowed_roots

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from grpo_core.config.loading import known_keys
-from grpo_core.config.presets import SWEEPS, preset_names
+from grpo_core.config.origin import SWEEPS, preset_names
 
 
 def complete_config(incomplete: str) -> list[str]:

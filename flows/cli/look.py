@@ -13,7 +13,7 @@ from flows.stack.servers import folder_here
 from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings
 from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, repeatability, weight_of_kl
-from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.config.loading import dump_yaml
 from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 

@@ -15,7 +15,7 @@ import pandas
 
 from grpo_core.compare.runs import SEED, ComparedRun, Settings, name_group, numbered
 from grpo_core.config import RunConfig
-from grpo_core.data.frozen import read_manifest
+from grpo_core.data.prepare import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import paired_difference

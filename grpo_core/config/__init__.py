@@ -5,10 +5,8 @@
 
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, as_overrides, merge_knobs, parse_overrides, validate_config
-from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
-from grpo_core.config.origin import Origin, Resolved, changes_between, load, load_config, run_name
-from grpo_core.config.presets import find_config, preset_names
-from grpo_core.config.rules import MonitorConfig, RuleConfig
+from grpo_core.config.origin import Origin, Resolved, changes_between, find_config, load, load_config, preset_names, run_name
+from grpo_core.config.rules import EvaluationConfig, MonitorConfig, ProbeConfig, RuleConfig, TrackingConfig
 from grpo_core.config.schema import (
     AdvantageConfig,
     DataConfig,

@@ -1,10 +1,11 @@
-"""What follows from a configuration: updates, when it syncs and measures, how beta compares with advantages, what repeats."""
+"""What follows from a configuration: updates, syncs, measurements, the weight of beta, what repeats, and whose code it runs."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.names import MADE_ROWS
+from grpo_core.config.names import MADE_ROWS, is_import_path
 from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import MOST_ROWS, Section
@@ -26,8 +27,9 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
 
     In bfloat16 another engine's kernels give other probabilities than the trainer's, by more than the last digits.
     """
-    differs = config.model.dtype == "bfloat16" and config.rollout.engine == "vllm"
-    return config.loss.sampler_correction or ("truncate" if differs else "none")
+    return config.loss.sampler_correction or (
+        "truncate" if config.model.dtype == "bfloat16" and config.rollout.engine == "vllm" else "none"
+    )
 
 
 def reference_moves(config: RunConfig) -> bool:
@@ -178,8 +180,7 @@ def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
 
 def exact_every(config: RunConfig) -> int | None:
     """Return every how many steps the exact KL to the reference is measured: each where the loss needs it; None = never."""
-    is_free = takes_full_kl(config) and is_single_update(config)
-    return 1 if is_free else config.reference.kl_full_every
+    return 1 if takes_full_kl(config) and is_single_update(config) else config.reference.kl_full_every
 
 
 def is_exact(metric: str) -> bool:
@@ -217,5 +218,51 @@ def repeatability(config: RunConfig) -> Repeatability:
     """Return how far a run with this configuration repeats."""
     if config.rollout.engine == "embedded":
         return BITWISE
-    is_exact = config.model.dtype == "float32" and sampler_treatment(config) == "none"
-    return SAME_TOKENS if is_exact else STATISTICS
+    return SAME_TOKENS if config.model.dtype == "float32" and sampler_treatment(config) == "none" else STATISTICS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """One key of a configuration that runs code."""
+
+    key: str
+    """Key path."""
+    value: str
+    """As the configuration gives it."""
+    module: str | None = None
+    """Of a function that is imported: a reward, a rule of the monitor."""
+
+    def __str__(self) -> str:
+        """`rewards.0.fn: my_rewards:brevity`."""
+        return f"{self.key}: {self.value}"
+
+
+def code_in(config: RunConfig) -> tuple[Code, ...]:
+    """Return every key that makes a run execute code from outside of this project; empty for most configurations.
+
+    Data sets and weights are read as data (no loading scripts, no pickles), and `evaluation.verifier` is one of the rewards.
+    """
+    remote = [Code(key="model.trust_remote_code", value="true")] if config.model.trust_remote_code else []
+    rewards = [
+        Code(key=f"rewards.{index}.fn", value=reward.fn, module=reward.fn.partition(":")[0])
+        for index, reward in enumerate(config.rewards)
+        if is_import_path(reward.fn)
+    ]
+    rules = [
+        Code(key=f"monitor.rules.{index}.function", value=rule.function, module=rule.function.partition(":")[0])
+        for index, rule in enumerate(config.monitor.rules)
+        if rule.function is not None
+    ]
+    pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
+    return (*remote, *rewards, *rules, *(Code(key=key, value=python) for key, python in pythons.items() if python is not None))
+
+
+def is_allowed(code: Code, modules: Collection[str]) -> bool:
+    """Return whether code is of one of the modules: each stands for itself and what lies below it.
+
+    >>> is_allowed(Code(key="rewards.0.fn", value="mine.short:f", module="mine.short"), ["mine"])
+    True
+    >>> is_allowed(Code(key="rewards.0.fn", value="mines:f", module="mines"), ["mine"])
+    False
+    """
+    return code.module is not None and any(code.module == module or code.module.startswith(f"{module}.") for module in modules)

@@ -65,8 +65,6 @@ OWNED = (
     (warning_if, "training.checkpoint_every", None, ("keep_checkpoints",)),
 )
 """(level, owner, value of it, keys of its section that have no effect while the owner has that value)."""
-CANNOT_HANG = ("exact_answer", "length")
-"""Built-in reward functions whose cost is their input's length."""
 OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gym"}
 """Key of `data` -> the kind of `data.source` that it belongs to."""
 
@@ -114,7 +112,7 @@ def inert_rewards(config: RunConfig) -> list[Finding]:
     return [
         warning_if(True, f"rewards.{index}.cpu_seconds: {reward.cpu_seconds} has no effect with {reward.fn}, which cannot hang")
         for index, reward in enumerate(config.rewards)
-        if reward.cpu_seconds is not None and reward.fn in CANNOT_HANG
+        if reward.cpu_seconds is not None and reward.fn in ("exact_answer", "length")
     ]
 
 
@@ -374,9 +372,3 @@ def _outlier(spread: float, size: int, rows: int, eps: float) -> float:
         return 0.0
     share = 1 - 1 / size
     return share / (math.sqrt(share / (rows - 1)) + eps / spread)
-
-
-INERT: tuple[Check, ...] = (
-    *(owned_keys, inert_data, inert_rewards, inert_shaping, inert_with_one_update, inert_kl),
-    *(long_periods, unreached_bounds, small_factors, small_advantages),
-)

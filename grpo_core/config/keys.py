@@ -1,8 +1,8 @@
 """Every configuration key with its default, its range and its meaning, as tables: `docs/keys.md` is written from here."""
 
-from collections.abc import Iterator
 from typing import Any
 
+from grpo_core.config.loading import known_keys
 from grpo_core.config.schema import RunConfig
 from grpo_core.text import markdown_table
 
@@ -17,42 +17,26 @@ WORDS = {"integer": "integer", "boolean": "boolean", "object": "section", "strin
 LARGEST_SHOWN = 1000
 """Bounds beyond it are left out."""
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-_SCHEMA: dict[str, Any] = RunConfig.model_json_schema()
 
 
 def render_keys() -> str:
     """Return the page: a table for each section."""
+    keys = known_keys()
     parts = [PAGE]
-    for section, field in _SCHEMA["properties"].items():
-        about = field.get("description") or _sections(field)[0][0].get("description")
-        parts.append(f"## {section}\n\n{about}\n\n{markdown_table(HEAD, map(_row, _fields(section, field)))}\n")
+    for section, field in RunConfig.model_fields.items():
+        about = keys[section].get("description") or field.annotation.__doc__
+        rows = [_row(key, inner) for key, inner in keys.items() if key.startswith(f"{section}.") and "description" in inner]
+        parts.append(f"## {section}\n\n{about}\n\n{markdown_table(HEAD, rows)}\n")
     return "\n".join(parts)
 
 
-def _fields(prefix: str, field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (key path, schema) of what lies below a section, or below each item of a list of sections."""
-    for section, below in _sections(field):
-        for name, inner in section["properties"].items():
-            if "description" in inner:
-                yield f"{prefix}{below}{name}", inner
-            yield from _fields(f"{prefix}{below}{name}", inner)
-
-
-def _sections(field: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    """Return (schema of a section, what stands between its key and those below) of a field that holds sections."""
-    places = [(field, "."), *((part, ".") for part in field.get("anyOf", ())), (field.get("items", {}), ".0.")]
-    found = [(_SCHEMA["$defs"][part["$ref"].rpartition("/")[2]], below) for part, below in places if "$ref" in part]
-    return [(section, below) for section, below in found if "properties" in section]
-
-
-def _row(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
-    key, field = item
+def _row(key: str, field: dict[str, Any]) -> tuple[str, ...]:
     default = field.get("default", "(required)")
     if isinstance(default, list) and default and isinstance(default[0], dict):  # the monitor's rules
         default = ", ".join(rule["kind"] for rule in default)
     text = {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
     values = _values(field).removesuffix(" or null" if text == "null" else "")
-    return f"`{key}`", f"`{text}`", values, str(field["description"])
+    return f"`{key.replace('*', '0')}`", f"`{text}`", values, str(field["description"])
 
 
 def _values(field: dict[str, Any]) -> str:

@@ -1,22 +1,34 @@
 """Read a configuration: YAML 1.2, then `key.path=value` overrides, then validation with readable messages.
 
-The knobs that are swept most are flat parameters of a flow, too: `beta` instead of `overrides={"loss.beta": ...}`.
+The YAML is read by ruamel.yaml's safe loader, which refuses keys that are given twice. YAML 1.2 has no dates, no `1_000` and no
+merge keys, which ruamel.yaml reads all the same. Aliases that would multiply a short text into millions of values, and nesting
+without end, are refused before anything is copied. The knobs that are swept most are flat parameters of a flow, too: `beta`
+instead of `overrides={"loss.beta": ...}`.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sized
+import io
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 from grpo_core.config.consistency import check_consistency
+from grpo_core.config.names import near
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
-from grpo_core.config.yaml_text import copy_plain, parse_yaml
 from grpo_core.errors import ConfigError, listed, name_of, raised_as, shown
+from grpo_core.machine.jsonfile import json_copy
+from grpo_core.text import visible
 
 KNOBS = {
     "beta": "loss.beta",
@@ -32,8 +44,6 @@ IN_YAML = {
     "bool_type": "input should be true or false",
 }
 """Errors about Python's types in the words of a YAML file."""
-FIXED_REFERENCE = 0
-"""The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
@@ -60,7 +70,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         outer = next((other for other in overrides if key.startswith(f"{other}.")), None)
         if outer is not None:
             raise ConfigError(f"{name_of(key)}: given twice, by itself and as a part of {name_of(outer)}; give it once")
-    result: dict[str, Any] = copy_plain(values)
+    result: dict[str, Any] = json_copy(values)
     for key, value in overrides.items():
         _set(result, key, value)
     return result
@@ -130,7 +140,8 @@ def merge_knobs(
                     f"{key}: given twice, as the parameter {name} ({value}) and in overrides as {other} "
                     f"({overrides[other]}); give it once"
                 )
-        merged[key] = None if name == "ref_sync_steps" and value == FIXED_REFERENCE else value
+        # A parameter that is left out is null already, so 0 means `reference.sync_steps: null`.
+        merged[key] = None if name == "ref_sync_steps" and value == 0 else value
     return merged
 
 
@@ -140,9 +151,12 @@ def read_values(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or holds something else or nothing.
     """
-    unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{_near_file(path)}"
-    no_text = f"config {path}: is not UTF-8 text; give a YAML file"
-    with raised_as(ConfigError, unread, OSError), raised_as(ConfigError, no_text, UnicodeDecodeError):
+    nearest = near(path.name, [file.name for file in path.parent.glob("*.yaml")])
+    unread = f"config {path}: cannot be read ({{cause}}); give the path of a YAML file{nearest}"
+    with (
+        raised_as(ConfigError, unread, OSError),
+        raised_as(ConfigError, f"config {path}: is not UTF-8 text; give a YAML file", UnicodeDecodeError),
+    ):
         text = path.read_text(encoding="utf-8-sig")
     try:
         values = parse_yaml(text)
@@ -153,12 +167,6 @@ def read_values(path: Path) -> dict[str, Any]:
     if not values:
         raise ConfigError(f"config {path}: is empty; give a file with sections such as `loss:`")
     return values
-
-
-def _near_file(path: Path) -> str:
-    folder = path.parent
-    names = [file.name for file in folder.glob("*.yaml")] if folder.is_dir() else []
-    return "".join(f"; did you mean {folder / close}?" for close in difflib.get_close_matches(path.name, names, n=1))
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
@@ -188,13 +196,12 @@ def _place(node: Any, part: str, key: str) -> str | int:
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> list[str]:
     """Return what is wrong with values that `model` refuses, one line a fault: key, bound and value."""
-    return [_explain(detail, model) for detail in error.errors() if not _follows(detail)]
-
-
-def _follows(detail: ErrorDetails) -> bool:
-    """Return whether a list counts as too short only because some of its items were refused, each with its own message."""
-    given = detail["input"]
-    return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
+    # A list counts as too short as well where some of its items were refused, each with its own message.
+    return [
+        _explain(detail, model)
+        for detail in error.errors()
+        if detail["type"] != "too_short" or len(list(detail["input"])) < detail["ctx"]["min_length"]
+    ]
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
@@ -224,15 +231,97 @@ def _near_key(key: str, model: type[BaseModel]) -> str:
     return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")
 
 
-def known_keys(model: type[BaseModel] = RunConfig) -> set[str]:
-    """Return every key path, with `*` for a list index."""
-    return set(_paths(model, ""))
+def known_keys(model: type[BaseModel] = RunConfig) -> dict[str, dict[str, Any]]:
+    """Return {key path, with `*` for a list index: its JSON schema} of every key, in the order of the fields."""
+    schema = model.model_json_schema()
+
+    def below(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, field in section.get("properties", {}).items():
+            yield f"{prefix}{name}", field
+            for kind, between in [(part, ".") for part in (field, *field.get("anyOf", ()))] + [(field.get("items", {}), ".*.")]:
+                if "$ref" in kind:
+                    yield from below(schema["$defs"][kind["$ref"].rpartition("/")[2]], f"{prefix}{name}{between}")
+
+    return dict(below(schema, ""))
 
 
-def _paths(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        within = "." if get_origin(field.annotation) in (Union, UnionType) else ".*."  # a section or null, or a list of them
-        for kind, below in ((field.annotation, "."), *((item, within) for item in get_args(field.annotation))):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _paths(kind, f"{prefix}{name}{below}")
+MAX_VALUES = 10_000
+"""Every alias counts as the values that it stands for."""
+MAX_LEVELS = 50
+NO_VALUES = tuple(f"tag:yaml.org,2002:{name}" for name in ("timestamp", "value", "merge"))
+"""What stays text in YAML 1.2."""
+
+
+class _Resolver(VersionedResolver):
+    """Which plain scalars are values."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node."""
+        tag = super().resolve(kind, value, implicit)
+        is_text = kind is ScalarNode and implicit[0] and (str(tag) in NO_VALUES or "_" in value)
+        return Tag(suffix="tag:yaml.org,2002:str") if is_text else tag
+
+
+class _Representer(SafeRepresenter):
+    """Puts texts with characters that act into double quotes, in which YAML has the escapes of `visible`."""
+
+    def represent_text(self, text: str) -> Any:
+        """Return the node of a text."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if visible(text) == text else '"')
+
+
+_Representer.add_representer(str, _Representer.represent_text)
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Constructor, yaml.Representer = _Resolver, SafeConstructor, _Representer
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    return yaml
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the plain values of a YAML 1.2 text.
+
+    Raises:
+        ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
+    """
+    with (
+        raised_as(ConfigError, f"is nested too deeply (more than {MAX_LEVELS} levels)", RecursionError),
+        raised_as(ConfigError, "is not valid YAML: {cause}", YAMLError, ValueError, ArithmeticError, LookupError, TypeError),
+    ):
+        try:
+            values = _yaml().load(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+            raise ConfigError(f"is not valid YAML{where}: {error.problem or error.context}") from error
+        if _count(values, {}, MAX_LEVELS) > MAX_VALUES:
+            raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
+        return json_copy(values)
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    r"""Return values as YAML that reads back as they are, and in which no character acts on a terminal.
+
+    >>> print(dump_yaml({"run_name": "a\x1b[2J\u202eb", "beta": "β"}))
+    run_name: "a\e[2J\u202eb"
+    beta: β
+    <BLANKLINE>
+    """
+    written = io.StringIO()
+    _yaml().dump(values, written)
+    return "\n".join(map(visible, written.getvalue().split("\n")))
+
+
+def _count(value: Any, counted: dict[int, int], levels: int) -> int:
+    """Return how many values a value holds; each part is counted once, however often it is referred to."""
+    if levels == 0:
+        raise RecursionError
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counted:
+        items = value.values() if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(_count(item, counted, levels - 1) for item in items)
+    return counted[id(value)]

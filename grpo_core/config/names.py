@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from grpo_core.errors import shown
 
-DATA_SOURCES = ("reasoning_gym", "file", "hub")
 ALLOWED_TASKS = frozenset(
     """
     ab acre advanced_geometry aiw base_conversion binary_alternation caesar_cipher calendar_arithmetic chain_sum
@@ -51,7 +50,7 @@ def check_data_source(value: str) -> str:
         PydanticCustomError: names what there is.
     """
     kind, _, name = value.partition(":")
-    if kind not in DATA_SOURCES or not name.strip():
+    if kind not in ("reasoning_gym", "file", "hub") or not name.strip():
         raise _unknown("input should be reasoning_gym:<task>, file:<path> or hub:<dataset>")
     if kind == "reasoning_gym" and name not in ALLOWED_TASKS:
         close = difflib.get_close_matches(name, ALLOWED_TASKS, n=3)

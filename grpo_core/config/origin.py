@@ -1,6 +1,9 @@
-"""Load a configuration: a preset and what is changed of it. Names and descriptions of runs are made of the changes."""
+"""Load a configuration: a preset (a file of `configs/`, named without folder and suffix), and what is changed of it.
 
-import json
+Names and descriptions of runs are made of the changes.
+"""
+
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +11,9 @@ from typing import Any
 
 from grpo_core.config.derived import reference_moments
 from grpo_core.config.loading import KNOBS, apply_overrides, as_overrides, read_values, validate_config
-from grpo_core.config.presets import find_config
+from grpo_core.config.names import near
 from grpo_core.config.schema import RunConfig
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, name_of
 
 NAMED_CHANGES = 2
 """How many changes beside the knobs a name holds."""
@@ -30,14 +33,10 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class Resolved(Origin):
     """A configuration and what it changes of its preset: made once, and handed on."""
 
     config: RunConfig
-    preset: str = "run"
-    """Name of the file."""
-    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """{key.path: (the preset's value, the run's value)}."""
 
 
 _LOADED: dict[str, Resolved] = {}
@@ -56,10 +55,7 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
     """
     changes, file = as_overrides(overrides or {}), None if path is None else find_config(path)
     content = file.read_bytes() if file is not None and file.is_file() else b""
-    try:
-        key = json.dumps([str(file), content.hex(), changes], default=repr)
-    except ValueError:  # an integer of thousands of digits, or a list that holds itself, which is refused
-        return _resolve(file, changes)
+    key = repr((file, content, changes))
     if key not in _LOADED:
         _LOADED[key] = _resolve(file, changes)
     return _LOADED[key]
@@ -110,7 +106,7 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
     return {key: (old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)}
 
 
-def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
+def run_name(config: RunConfig, origin: Origin) -> str:
     """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
 
     What was changed of the preset comes first: lists cut the end of a name.
@@ -126,10 +122,11 @@ def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
         KNOBS["ref_sync_steps"]: f"sync={reference_moments(config) or 'never'}",
         KNOBS["seed"]: f"seed={config.training.seed}",
     }
+    texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
     others = [
-        f"{key}={_short(value)}"
-        for key, (_, value) in origin.changes.items()
-        if key not in knobs and not key.startswith("tracking.")
+        f"{key}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
+        for key, text in texts.items()
+        if key not in knobs
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
     changed = [text for key, text in knobs.items() if key in origin.changes]
@@ -137,6 +134,47 @@ def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
     return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset])
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= NAMED_CHARACTERS else f"{text[: NAMED_CHARACTERS - 1]}…"
+SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
+FOLDERS = (Path("configs"), Path(__file__).parents[1].joinpath("presets").resolve())
+"""Where presets are looked for: where the command runs, then in the package, where the repository has a link to `configs/`."""
+SWEEPS = "sweeps"
+"""Folder of the sweep files among them."""
+
+
+def find_sweep(name: Path | str) -> Path:
+    """Return the path of a sweep file: one of `configs/sweeps/` by name, or `name` itself where it is a path.
+
+    Raises:
+        ConfigError: it looks like such a name and there is none.
+    """
+    return find_config(name, "sweep", SWEEPS)
+
+
+def preset_names(below: str = "") -> list[str]:
+    """Return the names of the presets, or of the files in a folder below them."""
+    return sorted({file.stem for folder in FOLDERS for file in (folder / below).glob(f"*{SUFFIX}")})
+
+
+def find_config(name: Path | str, kind: str = "config", below: str = "") -> Path:
+    """Return the path of a configuration: a preset's (`quickstart`), or `name` itself where it is a path.
+
+    Args:
+        name: of a preset, or a path.
+        kind: what it is, for the message.
+        below: the folder of the presets in which it is looked for.
+
+    Raises:
+        ConfigError: it looks like the name of a preset and there is none of that name.
+    """
+    path = Path(name)
+    # os.path: a name of more than 255 bytes is no error to it.
+    if os.path.isfile(path) or path.suffix in SUFFIXES or len(path.parts) != 1:  # noqa: PTH113
+        return path
+    for found in (folder / below / f"{name}{SUFFIX}" for folder in FOLDERS):
+        if os.path.isfile(found):  # noqa: PTH113
+            return found
+    names = preset_names(below)
+    raise ConfigError(
+        f"{kind} {name_of(str(name))}: no such preset{near(str(name), names)} (presets: {', '.join(names)}; or give the path "
+        "of a YAML file)"
+    )

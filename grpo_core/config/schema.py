@@ -11,8 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_core.config.names import check_data_source, check_reward
-from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
-from grpo_core.config.rules import MonitorConfig
+from grpo_core.config.rules import EvaluationConfig, MonitorConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.section import (
     LARGEST_INT,
     MOST_ROWS,
@@ -29,8 +28,11 @@ from grpo_core.config.section import (
 
 def _check_dropout(value: float) -> float:
     if value != 0:
-        fault = "input should be 0: with dropout, the policy that is trained is not the one that made the rollouts"
-        raise PydanticCustomError("dropout", "{fault}", {"fault": fault})
+        raise PydanticCustomError(
+            "dropout",
+            "{fault}",
+            {"fault": "input should be 0: with dropout, the policy that is trained is not the one that made the rollouts"},
+        )
     return value
 
 

@@ -3,7 +3,7 @@
 An address with a password is none of them: every key is stored in files, in MLflow and in Prefect's database.
 """
 
-import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -15,27 +15,7 @@ from grpo_core.text import has_credentials
 
 LARGEST_INT = 2**63 - 1
 """What JSON readers, torch and NumPy can all hold."""
-MAX_LEVELS = 20
-
-
-def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Return free values after refusing what JSON cannot hold."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PydanticCustomError("not_plain", "cannot be stored as JSON ({fault})", {"fault": str(error)[:200]}) from error
-    if _levels(value) > MAX_LEVELS:
-        raise PydanticCustomError("nested", f"is nested too deeply (more than {MAX_LEVELS} levels)")
-    return value
-
-
-def _levels(value: Any) -> int:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_levels, items), default=0)
-
-
-PlainValues = Annotated[dict[str, JsonValue], AfterValidator(_check_plain)]
+PlainValues = dict[str, JsonValue]
 """Passed on as they are, to somebody else's function."""
 
 
@@ -96,8 +76,11 @@ def _of_scheme(*schemes: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         scheme, separator, _ = value.partition("://")
         if separator and scheme.partition("+")[0].lower() not in schemes:
-            fault = f"input should begin with {', '.join(f'{scheme}://' for scheme in schemes)} or be a path"
-            raise PydanticCustomError("unknown_scheme", "{fault}", {"fault": fault})
+            raise PydanticCustomError(
+                "unknown_scheme",
+                "{fault}",
+                {"fault": f"input should begin with {', '.join(f'{scheme}://' for scheme in schemes)} or be a path"},
+            )
         return value
 
     return check
@@ -119,16 +102,10 @@ def refuse_credentials(key: str, value: Any) -> None:
     Raises:
         ConfigError: names the key and where the password belongs.
     """
-    for item in _texts(value):
-        if "://" in item.split(maxsplit=1)[0] and has_credentials(item):
-            raise ConfigError(f"{name_of(key)}: {STORED}; {WHERE_INSTEAD}; got {shown(item)}")
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value] if value.strip() else []
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [text for item in items for text in _texts(item)]
+    if isinstance(value, str) and re.match(r"\s*\S*://", value) and has_credentials(value):
+        raise ConfigError(f"{name_of(key)}: {STORED}; {WHERE_INSTEAD}; got {shown(value)}")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        refuse_credentials(key, item)
 
 
 class Section(BaseModel):

@@ -4,7 +4,6 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,8 +51,11 @@ def build_prompts(
             or a split is left empty.
     """
     check_rows(rows, config)
-    made = tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
-    kept = [prompt for prompt in made if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens]
+    kept = [
+        prompt
+        for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
+        if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens
+    ]
     num_too_long = len(rows) - len(kept)
     if not kept:
         raise DataError(
@@ -66,8 +68,7 @@ def build_prompts(
 def hold_out_all(split: PromptSplit) -> PromptSplit:
     """Return the split in which every distinct prompt is held out: a data set on which nothing is trained."""
     rows = sorted((*split.train, *split.eval), key=lambda prompt: prompt.id)
-    distinct = {prompt.text: prompt for prompt in reversed(rows)}
-    held_out = tuple(sorted(distinct.values(), key=lambda prompt: prompt.id))
+    held_out = tuple(sorted({prompt.text: prompt for prompt in reversed(rows)}.values(), key=lambda prompt: prompt.id))
     return PromptSplit(
         train=(),
         eval=held_out,
@@ -98,8 +99,7 @@ def tokenized(
         token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
         if not token_ids:
             raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
-        columns = columns_of(row, index, config)
-        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns)
+        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns_of(row, index, config))
         require_open_end(prompt, tokenizer, end_tokens)
         yield prompt
 
@@ -138,7 +138,8 @@ def _check_answers(rows: Sequence[Row], config: DataConfig) -> None:
                 f"{column}: row {index} holds {shown(gold)}, a {type(gold).__name__}, and a gold answer is text, a number or a "
                 f"truth value; {inside}set data.answer_column=null and read the column by its name in your reward function"
             )
-    empty = [index for index, gold in enumerate(golds) if _is_empty(gold)]
+    blank = [isinstance(gold, str) and not gold.strip() for gold in golds]
+    empty = [index for index, gold in enumerate(golds) if gold is None or blank[index] or gold != gold]  # noqa: PLR0124  (NaN)
     if empty and not config.source.startswith("reasoning_gym:"):  # to some of its tasks "" is the answer
         raise DataError(
             f"{column}: is empty in {len(empty)} of {len(rows)} rows, the first is row "
@@ -158,11 +159,6 @@ def gold_at(row: Row, column: str) -> Any:
     return value
 
 
-def _is_empty(gold: Any) -> bool:
-    """Return whether a gold answer is none: missing, not a number, or blank text."""
-    return gold is None or (isinstance(gold, float) and math.isnan(gold)) or (isinstance(gold, str) and not gold.strip())
-
-
 def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """Return a row's prompt as it is before any template: text, or chat messages.
 
@@ -171,36 +167,25 @@ def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """
     value: Any = row.get(config.prompt_column)
     is_text = isinstance(value, str) and bool(value)
-    if not is_text and not (value and is_conversation(value)):
+    if not is_text and not (value and isinstance(value, list) and all(map(_is_message, value))):
         raise DataError(
             f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
             f"(role and content, both text), got {shown(value)}"
         )
+    system = [] if config.system_prompt is None else [config.system_prompt]
     if not config.chat_template:
         if not is_text:
             raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
-        return _plain_text(value, config)
-    messages = (*_opening(config), *([{"role": "user", "content": value}] if is_text else value))
+        return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
+    earlier = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
+    opening = ({"role": role, "content": content} for role, content in (*(("system", text) for text in system), *earlier))
+    messages = (*opening, *([{"role": "user", "content": value}] if is_text else value))
     require_question(messages, index, config.prompt_column)
     return messages
 
 
-def is_conversation(value: Any) -> bool:
-    """Return whether a value is a list of chat messages, each with a role and a content, both text."""
-    return isinstance(value, list) and all(
-        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in value
-    )
-
-
-def _opening(config: DataConfig) -> Conversation:
-    system = [("system", config.system_prompt)] if config.system_prompt is not None else []
-    shown_turns = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
-    return tuple({"role": role, "content": content} for role, content in (*system, *shown_turns))
-
-
-def _plain_text(value: str, config: DataConfig) -> str:
-    system = [config.system_prompt] if config.system_prompt is not None else []
-    return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
 
 
 def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
@@ -270,6 +255,5 @@ def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: 
     """
     first = (step - 1) * num_prompts_per_step
     places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
-    epochs = {epoch for epoch, _ in places}
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch in epochs}
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch in {epoch for epoch, _ in places}}
     return tuple(prompts[int(orders[epoch][index])] for epoch, index in places)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.data.frozen import read_manifest
-from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
+from grpo_core.data.prepare import files_digest, json_digest, read_manifest, tokenizer_digest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.machine.disk import durable, remove

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_core.config import RunConfig, apply_overrides, load_config, run_name, validate_config
-from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
+from grpo_core.data.prepare import MANIFEST_FILE, load_frozen
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state

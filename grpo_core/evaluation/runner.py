@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from grpo_core.config import RunConfig
-from grpo_core.data.frozen import load_frozen, read_manifest
+from grpo_core.data.prepare import load_frozen, read_manifest
 from grpo_core.errors import cause
 from grpo_core.evaluation.held_out import is_evaluated
 from grpo_core.evaluation.results import HELD_OUT, write_evaluation

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,13 +13,11 @@ from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
-from grpo_core.interop.open_r1 import OPEN_R1, REGISTRY
 from grpo_core.interop.roll import ROLL
-from grpo_core.interop.rules import Entry, Fate, Settings, Source, System, Texts, dead, is_missing, no_counterpart
+from grpo_core.interop.rules import Entry, Settings, Source, System, dead, is_missing, no_counterpart
 from grpo_core.interop.shell import Start, is_script, read_script
 from grpo_core.interop.trl import TRL
-from grpo_core.interop.trl_releases import as_of
-from grpo_core.interop.vlm_r1 import VLM_R1
+from grpo_core.interop.trl_family import OPEN_R1, REGISTRY, VLM_R1, as_of
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
 READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"
@@ -65,37 +63,23 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     Raises:
         ConfigError: the keys fit none of the systems, or several alike.
     """
-    known = {name: system.known() | system.aliases.keys() for name, system in SYSTEMS.items()}
-    of_roll = {key.partition(".")[0] for key in known["roll"]}
-    own = {name: known[name] - known["trl"] for name in ("open-r1", "vlm-r1")}
-    rewards = values.get("reward_funcs")
-    names = [rewards] if isinstance(rewards, str) else rewards if isinstance(rewards, list) else []
-    scores: dict[Source, int] = {
-        "roll": len(values.keys() & (of_roll - known["open-r1"] - known["vlm-r1"])),
-        "trl": len(values.keys() & (known["trl"] - of_roll)),
-        "open-r1": len(values.keys() & (own["open-r1"] - own["vlm-r1"])) + any(name in REGISTRY for name in names),
-        "vlm-r1": len(values.keys() & (own["vlm-r1"] - own["open-r1"])),
-    }
-    family = max(scores["trl"], scores["open-r1"], scores["vlm-r1"])
-    if scores["roll"] > family:
+    trl, open_r1, roll, vlm_r1 = (system.known() | system.aliases.keys() for system in SYSTEMS.values())
+    of_roll, rewards = {key.partition(".")[0] for key in roll}, values.get("reward_funcs")
+    names = rewards if isinstance(rewards, list) else [rewards]
+    of_open_r1 = len(values.keys() & (open_r1 - trl - vlm_r1)) + any(name in REGISTRY for name in names)
+    of_vlm_r1 = len(values.keys() & (vlm_r1 - trl - open_r1))
+    of_family = max(of_open_r1, of_vlm_r1, len(values.keys() & (trl - of_roll)))
+    score = len(values.keys() & (of_roll - open_r1 - vlm_r1)) - of_family
+    if score > 0:
         return "roll"
-    if family > scores["roll"] and scores["open-r1"] != scores["vlm-r1"]:
-        return "open-r1" if scores["open-r1"] > scores["vlm-r1"] else "vlm-r1"
-    if family > scores["roll"] and not scores["open-r1"]:
+    if score < 0 and of_open_r1 != of_vlm_r1:
+        return "open-r1" if of_open_r1 > of_vlm_r1 else "vlm-r1"
+    if score < 0 and not of_open_r1:
         return "trl"
-    listed = ", ".join(sorted(values)[:8])
     raise ConfigError(
-        f"config {path}: the keys do not show whose settings these are ({listed}); name the format with --format "
-        f"{', '.join(list(SYSTEMS)[:-1])} or {list(SYSTEMS)[-1]}"
+        f"config {path}: the keys do not show whose settings these are ({', '.join(sorted(values)[:8])}); name the format with "
+        f"--format {', '.join(list(SYSTEMS)[:-1])} or {list(SYSTEMS)[-1]}"
     )
-
-
-def explain_source(system: System) -> str:
-    """Return a note: whose defaults are taken where a file says nothing, why, and which option takes others."""
-    own = "no key is open-r1's or VLM-R1's own" if system.name == "trl" else "the file has keys or rewards of its own"
-    others = [name for name in SYSTEMS if name not in (system.name, "roll")]
-    remedy = "" if system.name == "roll" else f"; --format {' or '.join(others)} takes those of another system"
-    return f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}"
 
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
@@ -126,10 +110,6 @@ class Imported:
     """What had to be assumed, or is left to fill in."""
     warnings: tuple[str, ...]
     """The warnings of `grpo check` about the result."""
-
-    def listed(self, fate: Fate) -> tuple[Entry, ...]:
-        """Return the entries of one list."""
-        return tuple(entry for entry in self.entries if entry.fate == fate)
 
 
 def import_config(
@@ -168,37 +148,36 @@ def import_config(
         raise ConfigError(f"trl-version: {trl_version} has no effect on settings of {SYSTEMS[found].title}; leave it out")
     system = as_of(trl_version) if found == "trl" else SYSTEMS[found]
     imported = _convert(path, values, system, processes, start)
-    _refuse_strange(imported)
-    return imported if source else replace(imported, notes=(explain_source(system), *imported.notes))
-
-
-def _refuse_strange(imported: Imported) -> None:
-    """Refuse a file of which hardly anything is this system's, whatever it is of."""
-    given = [entry for entry in imported.entries if not entry.is_default]
-    mapped = sum(entry.fate == "mapped" for entry in given)
-    unknown = [entry.key for entry in given if entry.fate == "unknown"]
-    if not mapped or mapped < len(unknown):
-        names = f" ({', '.join(unknown[:8])})" if unknown else ""
-        raise ConfigError(
-            f"config {imported.path}: {mapped} of {len(given)} keys have a counterpart and {len(unknown)} are unknown to "
-            f"{imported.title}{names}: either the file is of a system that is {READ}, or --format names the wrong one"
-        )
+    if source:
+        return imported
+    own = "no key is open-r1's or VLM-R1's own" if found == "trl" else "the file has keys or rewards of its own"
+    others = " or ".join(name for name in SYSTEMS if name not in (found, "roll"))
+    remedy = "" if found == "roll" else f"; --format {others} takes those of another system"
+    return replace(
+        imported,
+        notes=(f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}", *imported.notes),
+    )
 
 
 def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, start: Start | None) -> Imported:
     flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
-    known = [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)]
-    older_first = sorted(known, key=lambda item: item[0] not in system.aliases)
+    older_first = sorted(
+        [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)],
+        key=lambda item: item[0] not in system.aliases,
+    )
     given = {system.aliases.get(key, key): value for key, value in older_first}  # of two names of one key, the new one counts
     in_file = given.get("num_processes")
     counted = processes or (start.processes if start else None) or (in_file if isinstance(in_file, int) else None)
     settings = Settings(path, given, system, counted)
     entries = [replace(_conclude(key, value, settings), key=key, value=value) for key, value in flat.items()]
+    _refuse_strange(settings, entries)
     entries += _defaults(settings, entries)
     if start:
-        launcher = no_counterpart(OF_LAUNCHER)
-        entries += [replace(launcher, key=f"{start.launcher} --{key}", value=value) for key, value in start.options.items()]
-    settled, nested, config = _settle(entries)
+        entries += [
+            replace(no_counterpart(OF_LAUNCHER), key=f"{start.launcher} --{key}", value=value)
+            for key, value in start.options.items()
+        ]
+    entries, nested, config = _settle(entries)
     written = flatten_sections(nested)
     return Imported(
         path=path,
@@ -207,10 +186,10 @@ def _convert(path: Path, values: Mapping[str, Any], system: System, processes: i
         values=nested,
         config=config,
         missing_rewards=tuple(reward["fn"] for reward in nested.get("rewards", ()) if is_missing(reward["fn"])),
-        entries=tuple(settled),
+        entries=tuple(entries),
         notes=(
             *system.assumptions(settings),
-            *((*start.notes, *_stray_commas(start, system)) if start else ()),
+            *((*start.notes, *_stray_commas(start.arguments)) if start else ()),
             *(f"{key} is not in the file and stays at our default; set it" for key in TO_FILL_IN if key not in written),
             *(() if "data.eval_fraction" in written else (HELD_OUT,)),
         ),
@@ -218,19 +197,26 @@ def _convert(path: Path, values: Mapping[str, Any], system: System, processes: i
     )
 
 
-def _stray_commas(start: Start, system: System) -> Iterator[str]:
-    """Yield a note for each argument whose values hold a comma that was meant to separate them."""
-    for key, value in start.arguments.items():
-        rule = system.find_rule(key)
-        items = value if isinstance(value, list) else [value]
-        stray = [repr(item) for item in items if isinstance(item, str) and item.strip(",") != item]
-        if not stray and rule and isinstance(value, str) and "," in value and value.replace(",", "").isidentifier():
-            stray = [repr(value)] if rule.kind in (Texts, Texts | None) else []
-        if stray:
-            yield (
-                f"{key}: in {', '.join(stray)} the comma is part of the value, since a shell separates values by blanks alone: "
-                "that run had no value without it. If it was to separate, correct the value here"
-            )
+def _stray_commas(arguments: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}: in {item!r} the comma is part of the value, since a shell separates values by blanks alone: that run had no "
+        "value without it. If it was to separate, correct the value here"
+        for key, value in arguments.items()
+        for item in (value if isinstance(value, list) else [value])
+        if isinstance(item, str) and item.strip(",") != item
+    ]
+
+
+def _refuse_strange(settings: Settings, given: Sequence[Entry]) -> None:
+    """Refuse a file of which hardly anything is this system's, whatever it is of."""
+    mapped, unknown = sum(entry.fate == "mapped" for entry in given), [entry.key for entry in given if entry.fate == "unknown"]
+    names = f" ({', '.join(unknown[:8])})" if unknown else ""
+    if not mapped or mapped < len(unknown):
+        raise settings.refuse(
+            f"{mapped} of {len(given)} keys have a counterpart and {len(unknown)} are unknown to {settings.system.title}"
+            f"{names}: either the file is of a system that is {READ}, or --format "
+            "names the wrong one"
+        )
 
 
 def _conclude(name: str, value: Any, settings: Settings) -> Entry:
@@ -242,24 +228,16 @@ def _conclude(name: str, value: Any, settings: Settings) -> Entry:
     system = settings.system
     key = system.aliases.get(name, name)
     rule = system.find_rule(key)
-    if key == "config":
-        return no_counterpart("the file of the settings, which are in these lists")
     if isinstance(value, Unresolved):
         return no_counterpart(value.reason, differs=rule is not None)
     if rule is not None:
         return rule.conclude(settings, key)
-    if (reason := _reason(system.dead, key)) is not None:
-        return dead(reason)
-    if (reason := _reason(system.ignored, key)) is not None:
-        return no_counterpart(reason)
+    for reasons, conclude in ((system.dead, dead), (system.ignored, no_counterpart)):
+        for pattern in (key, *reasons):
+            if pattern in reasons and fnmatchcase(key, pattern):
+                return conclude(reasons[pattern])
     near = difflib.get_close_matches(key, [known for known in system.known() if "*" not in known], n=1, cutoff=0.8)
     return Entry(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
-
-
-def _reason(reasons: Mapping[str, str], key: str) -> str | None:
-    """Return the reason of the key itself, else that of the first pattern that fits."""
-    patterns = (reason for pattern, reason in reasons.items() if fnmatchcase(key, pattern))
-    return reasons.get(key) or next(patterns, None)
 
 
 def _defaults(settings: Settings, given: list[Entry]) -> list[Entry]:
@@ -290,8 +268,9 @@ def _settle(entries: list[Entry]) -> tuple[list[Entry], dict[str, Any], RunConfi
     order = list(DEFAULTS)
     while True:
         targets = {key: value for entry in entries for key, value in entry.targets.items()}
-        ordered = sorted(targets, key=lambda key: order.index(key) if key in order else len(order))
-        nested = apply_overrides({}, {key: targets[key] for key in ordered})
+        nested = apply_overrides(
+            {}, {key: targets[key] for key in sorted(targets, key=lambda key: order.index(key) if key in order else len(order))}
+        )
         rewards = [reward for reward in nested.get("rewards", ()) if not is_missing(reward["fn"])]
         valid = {key: value for key, value in nested.items() if key != "rewards"} | ({"rewards": rewards} if rewards else {})
         try:
@@ -300,21 +279,24 @@ def _settle(entries: list[Entry]) -> tuple[list[Entry], dict[str, Any], RunConfi
             refused = dict(_refused(str(error), targets))
             if not refused:
                 raise
-            entries = [_without(entry, refused) for entry in entries]
+            entries = [_without(entry, refused) if entry.targets.keys() & refused.keys() else entry for entry in entries]
 
 
 def _refused(message: str, targets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (our key, why) of the targets that the lines of an error message begin with or, failing that, mention."""
     for line in message.splitlines():
-        named = line.partition(":")[0].split(", ")
-        heads = [key for key in targets if any(f"{part}.".startswith(f"{key}.") for part in named)]
+        heads = [key for key in targets if any(f"{part}.".startswith(f"{key}.") for part in line.partition(":")[0].split(", "))]
         yield from ((key, line) for key in heads or [key for key in targets if key in line])
 
 
 def _without(entry: Entry, refused: Mapping[str, str]) -> Entry:
-    lost = entry.targets.keys() & refused.keys()
-    if not lost:
-        return entry
-    kept = {key: value for key, value in entry.targets.items() if key not in lost}
-    why = "; ".join(f"refused here, left at its default: {refused[key]}" for key in sorted(lost))
-    return replace(entry, targets=kept, fate="mapped" if kept else "no_counterpart", remark=why, differs=True)
+    kept = {key: value for key, value in entry.targets.items() if key not in refused}
+    return replace(
+        entry,
+        targets=kept,
+        fate="mapped" if kept else "no_counterpart",
+        remark="; ".join(
+            f"refused here, left at its default: {refused[key]}" for key in sorted(entry.targets.keys() & refused.keys())
+        ),
+        differs=True,
+    )

@@ -14,7 +14,6 @@ from grpo_core.errors import ConfigError, raised_as
 
 MOST_ALIASES = 20
 """Of a YAML file; twice as many could stand for millions of values."""
-DEEPEST_REFERENCE = 3
 FAULTS = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What the parsers raise: PyYAML lets errors of Python's types out, as for a date such as 2026-13-45."""
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -26,10 +25,6 @@ class Unresolved:
 
     text: str
     reason: str
-
-    def __str__(self) -> str:
-        """Return the text as the file has it."""
-        return self.text
 
 
 def read_text(path: Path) -> str:
@@ -48,23 +43,24 @@ def read_values(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is neither YAML nor JSON nor TOML, or holds no keys.
     """
-    text = read_text(path)
-    parse = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, _parse_yaml)
-    kind = path.suffix.removeprefix(".").upper() if path.suffix in (".json", ".toml") else "YAML"
-    with raised_as(ConfigError, f"config {path}: is not valid {kind}: {{cause}}", *FAULTS):
-        values = parse(text)
+    text, kind = read_text(path), path.suffix[1:].upper()
+    with raised_as(
+        ConfigError, f"config {path}: is not valid {kind if kind in ('JSON', 'TOML') else 'YAML'}: {{cause}}", *FAULTS
+    ):
+        if kind == "JSON":
+            values = json.loads(text)
+        elif kind == "TOML":
+            values = tomllib.loads(text)
+        elif sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
+            raise ValueError(f"more than {MOST_ALIASES} aliases")
+        else:
+            values = yaml.safe_load(text)
         json.dumps(values, default=str, skipkeys=True)  # refuses what contains itself, or is nested without end
     if not values:
         raise ConfigError(f"config {path}: is empty; give a file with keys and values")
     if not isinstance(values, dict):
         raise ConfigError(f"config {path}: expected keys with values, got a {type(values).__name__}")
     return {str(key): value for key, value in values.items()}
-
-
-def _parse_yaml(text: str) -> Any:
-    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
-        raise ValueError(f"more than {MOST_ALIASES} aliases")
-    return yaml.safe_load(text)
 
 
 def flatten_sections(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -99,7 +95,7 @@ def _resolve(value: Any, flat: Mapping[str, Any], depth: int) -> Any:
         return value
     unresolved = Unresolved(value, f"{value} is not defined in this file; write its value")
     names = REFERENCE.findall(value)
-    if depth == DEEPEST_REFERENCE or not flat.keys() >= set(names) or "${" in REFERENCE.sub("", value):
+    if depth == 3 or not flat.keys() >= set(names) or "${" in REFERENCE.sub("", value):
         return unresolved
     found = {name: _resolve(flat[name], flat, depth + 1) for name in names}
     if any(isinstance(item, Unresolved) for item in found.values()):

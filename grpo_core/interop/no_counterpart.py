@@ -50,6 +50,7 @@ TRL = by_key({
     "the server has vLLM's own implementation of a model where there is one": "vllm_model_impl",
     "a debugging aid of transformers": "debug",
     "environment variables of TRL's command line; set them in the shell": "env",
+    "the file of the settings, which are in these lists": "config",
 })  # fmt: skip
 
 ARGS, MODEL, GENERATING, DATA = (

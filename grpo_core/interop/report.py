@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.interop import open_r1, vlm_r1
+from grpo_core.config.loading import dump_yaml
 from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import Unresolved
 from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Entry, Rule
 from grpo_core.interop.trl import TRL
+from grpo_core.interop.trl_family import OPEN_R1_OWN, VLM_R1_OWN
 from grpo_core.text import markdown_table, redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
@@ -50,19 +50,18 @@ def summary(imported: Imported) -> str:
 
 
 def _lists(imported: Imported) -> list[str]:
-    mapped = imported.listed("mapped")
-    titled = {
-        "mapped": [entry for entry in mapped if not entry.is_default],
-        f"mapped (default of {imported.title})": [entry for entry in mapped if entry.is_default],
-        "no counterpart": imported.listed("no_counterpart"),
-        "dead in the source itself": imported.listed("dead"),
-        f"unknown to {imported.title}": imported.listed("unknown"),
+    titles = {
+        ("mapped", False): "mapped",
+        ("mapped", True): f"mapped (default of {imported.title})",
+        ("no_counterpart", None): "no counterpart",
+        ("dead", None): "dead in the source itself",
+        ("unknown", None): f"unknown to {imported.title}",
     }
     lines = list[str]()
-    for title, entries in titled.items():
-        differing_first = sorted(entries, key=lambda entry: not entry.differs)
+    for (fate, is_default), title in titles.items():
+        entries = [entry for entry in imported.entries if entry.fate == fate and is_default in (None, entry.is_default)]
         lines += [f"# --- {title} ---"] if entries else []
-        lines += [line for entry in differing_first for line in _entry(entry)]
+        lines += [line for entry in sorted(entries, key=lambda entry: not entry.differs) for line in _entry(entry)]
     return lines
 
 
@@ -77,11 +76,15 @@ def _entry(entry: Entry) -> list[str]:
 
 def _comment(text: str, indent: str) -> list[str]:
     # A character that YAML takes for the end of a line would let a key of the source leave the comment.
-    safe = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
     return [
         line.rstrip()
         for line in textwrap.wrap(
-            safe, WIDTH, initial_indent="# ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text),
+            WIDTH,
+            initial_indent="# ",
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 
@@ -112,10 +115,12 @@ def _redacted(key: str, value: Any) -> Any:
 
 def render_names() -> str:
     """Return what every key of ours that has a counterpart is called in each system."""
-    tables = (TRL.rules, open_r1.OWN, ROLL.rules, vlm_r1.OWN)
+    tables = (TRL.rules, OPEN_R1_OWN, ROLL.rules, VLM_R1_OWN)
     ours = dict.fromkeys(key for rules in tables for rule in rules for key in rule.ours.split(", ") if key)
-    rows = [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours]
-    return markdown_table(("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"), rows)
+    return markdown_table(
+        ("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"),
+        [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours],
+    )
 
 
 def _names(key: str, rules: Sequence[Rule]) -> str:

@@ -45,24 +45,23 @@ from grpo_core.interop.rules import (
 )
 
 NORM = Literal["batch", "group", "running"] | None
-DTYPE = Literal["fp32", "bf16", "fp16"] | None
-ESTIMATOR = Literal["gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"]
-AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", None: "bfloat16"}
 BETA = "loss.beta, loss.kl_correction"
 SAMPLER = "loss.sampler_correction, loss.sampler_level, loss.sampler_bound"
 ONE_PROCESS = "one training process here; it enters through the data-parallel size behind loss.minibatches"
-QUANTISED = "the server has the weights in the type in which they are trained"
 NO_TOPR = "no TOPR here"
+ASSUMED = "1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)"
 STRATEGY, ULYSSES = "actor_train.strategy_args.strategy_name", f"{MODEL}.ulysses_size"
 MEGATRON_SIZES = tuple(
     f"actor_train.strategy_args.strategy_config.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")
 )
 RANGE = re.compile(r"list\(\s*range\(\s*(?:(\d{1,6})\s*,\s*)?(\d{1,6})\s*\)\s*\)")
-NUMBERS = re.compile(r"\[[\d\s,]*\]")
 SCALES = {"group": "group_std", "batch": "batch_std", "running": "batch_std", None: "none"}
-JOINT = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
-PARTS = {**JOINT, "linear_proj": ("o_proj",), "linear_fc2": ("down_proj",)}
+PARTS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc2": ("down_proj",),
+}
 """{matrix of Megatron: names here}."""
 
 
@@ -74,17 +73,11 @@ def _count_devices(mapping: Any) -> int | None:
     >>> _count_devices("list(range(0,4)) + [6, 7]")
     6
     """
-    if isinstance(mapping, list):
-        return len(mapping)
-    count = 0
-    for part in map(str.strip, str(mapping).split("+")):
-        if found := RANGE.fullmatch(part):
-            count += max(int(found[2]) - int(found[1] or 0), 0)
-        elif NUMBERS.fullmatch(part):
-            count += len(re.findall(r"\d+", part))
-        else:
-            return None
-    return count
+    listed = RANGE.sub("", str(mapping))
+    if not re.fullmatch(r"(?:\[[\d\s,]*\]|[\s+])*", listed):
+        return None
+    in_ranges = sum(max(int(end) - int(begin or 0), 0) for begin, end in RANGE.findall(str(mapping)))
+    return in_ranges + len(re.findall(r"\d+", listed))
 
 
 def _data_parallel(settings: Settings) -> int | None:
@@ -93,15 +86,7 @@ def _data_parallel(settings: Settings) -> int | None:
     if settings.processes is not None or not devices:
         return settings.processes
     sizes = MEGATRON_SIZES if settings[STRATEGY] == "megatron_train" else (ULYSSES,)
-    split: int = math.prod(settings[key] or 1 for key in sizes)
-    return max(devices // split, 1)
-
-
-def _assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
-    """Return a note if the number of processes was assumed."""
-    if _data_parallel(settings) is not None:
-        return ()
-    return ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
+    return max(devices // math.prod(int(settings[key] or 1) for key in sizes), 1)
 
 
 def _minibatches(settings: Settings, _key: str) -> Entry:
@@ -109,17 +94,23 @@ def _minibatches(settings: Settings, _key: str) -> Entry:
     rows = settings["rollout_batch_size"] * settings["num_return_sequences_in_group"]
     parallel = _data_parallel(settings) or 1
     batch = settings[f"{ARGS}.per_device_train_batch_size"] * settings[f"{ARGS}.gradient_accumulation_steps"] * parallel
-    remark = f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes"
     uneven = "; rounded: equal shares here" if rows % batch else ""
-    return mapped({"loss.minibatches": max(rows // batch, 1)}, remark + uneven, differs=bool(uneven))
+    return mapped(
+        {"loss.minibatches": max(rows // batch, 1)},
+        f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes{uneven}",
+        differs=bool(uneven),
+    )
 
 
 def _warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
     steps, share = settings[f"{ARGS}.warmup_steps"], min(settings[f"{ARGS}.warmup_ratio"], 0.999999)
     is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
-    total = settings["max_steps"] * settings["ppo_epochs"] * _minibatches(settings, "").targets["loss.minibatches"]
-    return warmup(int(steps) if steps > 0 else share, total, is_ignored=is_ignored)
+    return warmup(
+        int(steps) if steps > 0 else share,
+        settings["max_steps"] * settings["ppo_epochs"] * _minibatches(settings, "").targets["loss.minibatches"],
+        is_ignored=is_ignored,
+    )
 
 
 def _lengths(settings: Settings, _key: str) -> Entry:
@@ -129,11 +120,10 @@ def _lengths(settings: Settings, _key: str) -> Entry:
         ConfigError: nothing is left for the completion.
     """
     whole, response, prompt = settings["sequence_length"], settings["response_length"], settings["prompt_length"]
-    if whole is None and response is None:
-        return no_counterpart("ROLL needs response_length or sequence_length; set rollout.max_completion_tokens", differs=True)
     if whole is not None and whole <= prompt:
         raise settings.refuse(f"sequence_length: {whole} leaves nothing for the completion beyond prompt_length {prompt}")
-    longest = response if whole is None else whole - prompt
+    if (longest := response if whole is None else whole - prompt) is None:
+        return no_counterpart("ROLL needs response_length or sequence_length; set rollout.max_completion_tokens", differs=True)
     return mapped({"rollout.max_completion_tokens": longest}, "sequence_length - prompt_length, else response_length")
 
 
@@ -168,8 +158,9 @@ def _normalisation(settings: Settings, key: str) -> Entry:
     differs = mean != "group" or std == "running"
     nearest = f"nearest: ROLL subtracts the mean of {mean or 'nothing'}, here the group's; no running statistics here"
     eps = {} if std is None else {"advantage.advantage_eps": 1e-6}  # what ROLL adds to standard deviations
-    targets = {"advantage.baseline": "group_mean", "advantage.scale": SCALES[std], **eps}
-    return mapped(targets, nearest if differs else "", differs=differs)
+    return mapped(
+        {"advantage.baseline": "group_mean", "advantage.scale": SCALES[std], **eps}, nearest if differs else "", differs=differs
+    )
 
 
 def _reward_clip(settings: Settings, key: str) -> Entry:
@@ -182,23 +173,26 @@ def _reward_clip(settings: Settings, key: str) -> Entry:
         return dead(f"it follows the group normalisation, which never exceeds (G-1)/sqrt(G) = {reach:.4g}")
     if settings["whiten_advantages"]:
         return no_counterpart("between normalisation and whitening nothing is clipped here", differs=True)
-    other = settings["advantage_clip"]
-    clipped = bound if other is None else min(bound, other)
+    clipped = min(bound, math.inf if settings["advantage_clip"] is None else settings["advantage_clip"])
     return mapped({"advantage.advantage_clip": clipped}, "ROLL clips normalised rewards, which are the advantages")
 
 
 def _clip(settings: Settings, _key: str) -> dict[str, Any]:
     """Convert the bounds of the ratio, and the dual clip: 1 + 2 pg_clip there, whatever the range."""
-    low, high, middle = settings["pg_clip_low"], settings["pg_clip_high"], settings["pg_clip"]
-    bounds = {"loss.clip_eps": low, "loss.clip_eps_high": high} if settings["use_pg_clip_range"] else {"loss.clip_eps": middle}
-    return {**bounds, "loss.dual_clip": round(1 + 2 * middle, 12) if settings["dual_clip_loss"] else None}
+    dual = {"loss.dual_clip": round(1 + 2 * settings["pg_clip"], 12) if settings["dual_clip_loss"] else None}
+    if not settings["use_pg_clip_range"]:
+        return {"loss.clip_eps": settings["pg_clip"], **dual}
+    return {"loss.clip_eps": settings["pg_clip_low"], "loss.clip_eps_high": settings["pg_clip_high"], **dual}
 
 
 def _loss_agg_mode(settings: Settings, key: str) -> Entry:
-    """Convert the aggregation; the names are the same, one meaning is not."""
-    differs = settings[key] == "seq-mean-token-sum-norm"
-    remark = "ROLL divides by the padded width, not by the number of completions; here by both" if differs else ""
-    return mapped({"loss.aggregation": settings[key]}, remark, differs=differs)
+    if settings[key] != "seq-mean-token-sum-norm":
+        return mapped({"loss.aggregation": settings[key]})
+    return mapped(
+        {"loss.aggregation": settings[key]},
+        "ROLL divides by the padded width, not by the number of completions; here by both",
+        differs=True,
+    )
 
 
 def _kl(settings: Settings, _key: str) -> Entry:
@@ -226,25 +220,31 @@ def _lora_target(settings: Settings, key: str) -> Entry:
     if not value:
         return mapped({"model.lora": None})
     found = adapted_modules(re.findall(r"[\w.\-]+", value) if re.fullmatch(r"[\w.,\-\s]+", value) else [value])
-    given = found.targets.get(TARGETS) or []
-    if not PARTS.keys() & set(given):
+    given = set(found.targets.get(TARGETS) or ())
+    if not PARTS.keys() & given:
         return found
-    is_split = not JOINT.keys().isdisjoint(given)
-    parts = [part for name in given for part in PARTS.get(name, (name,))]
-    return mapped({TARGETS: parts}, "nearest: Megatron adapts matrices that it joins, here each has its own", differs=is_split)
+    parts = [part for name in found.targets[TARGETS] for part in PARTS.get(name, (name,))]
+    return mapped(
+        {TARGETS: parts},
+        "nearest: Megatron adapts matrices that it joins, here each has its own",
+        differs=bool(given & {"linear_qkv", "linear_fc1"}),
+    )
 
 
 def _reward_workers(settings: Settings, _key: str) -> Entry:
     """Convert the reward workers, all of them together: mathematics has a verifier here, others are functions to be written."""
     workers = [value for key, value in settings.given.items() if fnmatchcase(key, "rewards.*.worker_cls") and value]
-    names = dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers)
-    return convert_rewards(settings, [(name, 1.0) for name in names], _find_worker)
+    return convert_rewards(
+        settings, [(name, 1.0) for name in dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers)], _find_worker
+    )
 
 
 def _find_worker(_settings: Settings, name: str, _weight: float) -> Entry:
     if name == "MathRuleRewardWorker":
-        remark = "nearest verifier: math-verify against ROLL's column ground_truth"
-        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"}, remark)
+        return mapped(
+            {"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"},
+            "nearest verifier: math-verify against ROLL's column ground_truth",
+        )
     return no_counterpart("a worker of one domain is a function that returns None for rows of others", differs=True)
 
 
@@ -265,14 +265,16 @@ RULES = (
     feature("async_generation_ratio", Number, 0, "rollouts are of the current policy here"),
     # the engine that samples
     Rule(f"{ENGINE}.strategy_name", str | None, None, "rollout.engine", _engine, unset="names no engine"),
-    *(feature(f"{OPTIONS}.{key}", Any, None, QUANTISED) for key in ("quantization", "online_quantization")),
+    *(feature(f"{OPTIONS}.{key}", Any, None, "the server has the weights in the type in which they are trained")
+      for key in ("quantization", "online_quantization")),
     feature(f"{OPTIONS}.kv_cache_dtype", str | None, "auto", "the server's cache has the type of the model", off=(None,)),
     Rule(f"{CORRECTION}.enabled", bool, False, SAMPLER, _sampler_correction),
     Rule(f"{CORRECTION}.weight_type", str, "token", SAMPLER, _sampler_correction, needs=f"{CORRECTION}.enabled"),
     Rule(f"{CORRECTION}.upper_bound", Number | None, 1.2, SAMPLER, _sampler_correction, needs=f"{CORRECTION}.enabled"),
     feature("train_infer_correction.filters", Any, [], "nearest: loss.sampler_correction mask", off=(None,)),
     # advantages
-    Rule("adv_estimator", ESTIMATOR, "gae", "advantage.baseline, advantage.scale, advantage.advantage_eps",
+    Rule("adv_estimator", Literal["gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"], "gae",
+         "advantage.baseline, advantage.scale, advantage.advantage_eps",
          _normalisation, reports_default=True),
     Rule("norm_mean_type", NORM, None, "advantage.baseline", _normalisation),
     Rule("norm_std_type", NORM, None, "advantage.scale", _normalisation),
@@ -293,7 +295,9 @@ RULES = (
     copied("pg_clip_high", "loss.clip_eps_high", Number, 0.2, needs="use_pg_clip_range"),
     Rule("dual_clip_loss", bool, False, "loss.dual_clip", _clip),
     renamed("importance_sampling", "loss.ratio", Literal["token", "seq"], "token", {"token": "token", "seq": "sequence"}),
-    Rule("loss_agg_mode", AGGREGATION, "seq-mean-token-mean", "loss.aggregation", _loss_agg_mode),
+    Rule("loss_agg_mode",
+         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"],
+         "seq-mean-token-mean", "loss.aggregation", _loss_agg_mode),
     Rule("use_kl_loss", bool, False, BETA, _kl),
     Rule("kl_loss_coef", Number, 0, BETA, _kl, needs="use_kl_loss"),
     Rule("add_token_level_kl", bool, False, "loss.kl_placement, loss.kl_estimator, loss.beta", _kl),
@@ -336,7 +340,8 @@ RULES = (
     # model, adapter, data and rewards
     Rule("pretrain", str | None, None, "model.source", _model),
     Rule(f"{MODEL}.model_name_or_path", str | None, None, "model.source", _model),
-    renamed(f"{MODEL}.dtype", "model.dtype", DTYPE, "bf16", DTYPES, "trained weights are float32 here in any case",
+    renamed(f"{MODEL}.dtype", "model.dtype", Literal["fp32", "bf16", "fp16"] | None, "bf16",
+            {"fp32": "float32", "bf16": "bfloat16", None: "bfloat16"}, "trained weights are float32 here in any case",
             otherwise="no float16 here; model.dtype bfloat16 is nearest"),
     Rule(f"{MODEL}.lora_target", str | None, None, TARGETS, _lora_target),
     copied(f"{MODEL}.lora_rank", RANK, Positive, 8, needs=f"{MODEL}.lora_target"),
@@ -366,6 +371,6 @@ ROLL = System(
     rules=RULES,
     ignored=tables.ROLL,
     dead=tables.ROLL_DEAD,
-    assumptions=_assumed_data_parallel,
+    assumptions=lambda settings: () if _data_parallel(settings) is not None else (ASSUMED,),
     is_nested=True,
 )

@@ -19,11 +19,8 @@ from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.errors import ConfigError, shown
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
-Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
-OFF = "off in the file, nothing to replace"
 LARGEST = 1e15
 """Beyond it, no count or factor means anything, and arithmetic would overflow."""
-QUOTE = " (YAML reads no, off, yes and on as false and true: quote them)"
 
 
 def _no_flag(value: Any) -> Any:
@@ -48,7 +45,7 @@ _reader = functools.cache(TypeAdapter)
 class Entry:
     """What becomes of one key of the source: one line of the report."""
 
-    fate: Fate
+    fate: Literal["mapped", "no_counterpart", "dead", "unknown"]
     targets: Mapping[str, Any] = field(default_factory=dict)
     """{our key path: value}."""
     remark: str = ""
@@ -101,16 +98,12 @@ class Settings:
             return _reader(rule.kind).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            hint = QUOTE if isinstance(value, bool) else ""
+            hint = " (YAML reads no, off, yes and on as false and true: quote them)" if isinstance(value, bool) else ""
             raise self.refuse(f"{key}: {reason}, got {shown(value)}{hint}; correct it in the file") from error
 
     def refuse(self, text: str) -> ConfigError:
         """Return the error that names the file."""
         return ConfigError(f"config {self.path}: {text}")
-
-
-Convert = Callable[[Settings, str], Entry | Mapping[str, Any]]
-"""From all settings and a key to what becomes of it. Keys that depend on each other share one function."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ class Rule:
     """What the source system uses where the key is absent."""
     ours: str
     """Our keys, separated by commas."""
-    convert: Convert
+    convert: Callable[[Settings, str], Entry | Mapping[str, Any]]
     remark: str = ""
     """Of the report, where `convert` gives none."""
     needs: str = field(default="", kw_only=True)
@@ -195,8 +188,7 @@ def copied(
 
     def convert(settings: Settings, name: str) -> Mapping[str, Any]:
         value = settings[name]
-        is_off = zero_is_off and value is not None and value <= 0
-        return {ours: None if is_off else value}
+        return {ours: None if zero_is_off and value is not None and value <= 0 else value}
 
     return Rule(key, kind, default, ours, convert, remark, needs=needs, unset=unset)
 
@@ -218,7 +210,7 @@ def feature(key: str, kind: Any, default: Any, reason: str, *, off: Sequence[Any
 
     def convert(settings: Settings, name: str) -> Entry:
         is_off = settings[name] in (default, *off)
-        return no_counterpart(OFF if is_off else reason, differs=not is_off)
+        return no_counterpart("off in the file, nothing to replace" if is_off else reason, differs=not is_off)
 
     return Rule(key, kind, default, "", convert, needs=needs)
 
@@ -243,11 +235,7 @@ SERVER_SLEEPS = "a server keeps its memory while the trainer computes; rollout.v
 CONTEXT = "the server's context is rollout.max_prompt_tokens + rollout.max_completion_tokens"
 ONE_DEVICE = "one server on one device here"
 RANK, ALPHA, DROPOUT, TARGETS = (f"model.lora.{key}" for key in ("rank", "alpha", "dropout", "target_modules"))
-NO_DROPOUT = "no dropout here: with it, the policy that is trained is not the one that made the rollouts"
 WHOLE_LAYERS = "the adapter alone is trained here, no layer beside it"
-NO_REGEX = "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter"
-_SPECIAL = re.compile(r"[^\w.\-]")
-"""What no name of a module has."""
 _ENDS = re.compile(r"\.\*\\\.(?:\((?:\?:)?(?P<several>\w+(?:\|\w+)*)\)|(?P<one>\w+))\$?")
 """A regular expression for all modules with one of some last parts: `.*\\.(q_proj|v_proj)`."""
 
@@ -264,12 +252,11 @@ def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
     )
 
 
-def in_steps(count: float, updates: int) -> tuple[int, str]:
-    """Return (steps, remark) for a count of optimizer steps, `updates` of them to a step."""
+def in_steps(ours: str, count: float, updates: int) -> Entry:
+    """Return what becomes of a count of optimizer steps, `updates` of them to a step."""
     steps = max(1, round(count / updates))
-    is_rounded = steps * updates != count
-    remark = f"{count:g} optimizer steps there, {updates} to a step here{': rounded' if is_rounded else ''}"
-    return steps, remark if updates > 1 else ""
+    rounded = ": rounded" if steps * updates != count else ""
+    return mapped({ours: steps}, f"{count:g} optimizer steps there, {updates} to a step here{rounded}" if updates > 1 else "")
 
 
 def warmup(amount: float, total: float | None, *, is_ignored: bool) -> Entry:
@@ -277,10 +264,8 @@ def warmup(amount: float, total: float | None, *, is_ignored: bool) -> Entry:
     if is_ignored and amount:
         return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
     if 0 < amount < 1 and total is None:
-        reason = "a share of steps that depend on the size of the data; set optimizer.warmup_steps"
-        return no_counterpart(reason, differs=True)
-    updates = math.ceil(amount * (total or 0)) if amount < 1 else int(amount)
-    return mapped({"optimizer.warmup_steps": updates})
+        return no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
+    return mapped({"optimizer.warmup_steps": math.ceil(amount * (total or 0)) if amount < 1 else int(amount)})
 
 
 def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
@@ -291,31 +276,38 @@ def vllm_or_embedded(top_p: float, top_k: int | None) -> Entry:
     """
     if top_p >= 1 and (top_k is None or top_k <= 0):
         return mapped({"rollout.engine": "vllm"}, "the run starts a server of its own, in the environment of `make vllm`")
-    reason = f"rollout.engine vllm is refused here with top_p {top_p:g}, top_k {top_k}: the embedded sampler keeps them"
-    return mapped({"rollout.engine": "embedded"}, reason, differs=True)
+    return mapped(
+        {"rollout.engine": "embedded"},
+        f"rollout.engine vllm is refused here with top_p {top_p:g}, top_k {top_k}: the embedded sampler keeps them",
+        differs=True,
+    )
 
 
 def one_file(files: Sequence[str], remark: str = "", *, differs: bool = False) -> Entry:
     """Return what becomes of the files of a data set."""
-    if len(files) > 1 or not files[0].endswith(READABLE):
-        reason = f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to file:<path>"
-        return no_counterpart(reason, differs=True)
-    return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
+    if len(files) == 1 and files[0].endswith(READABLE):
+        return mapped({"data.source": f"file:{files[0]}"}, remark, differs=differs)
+    reason = f"one file here ({', '.join(READABLE)}): join or convert, and set data.source to file:<path>"
+    return no_counterpart(reason, differs=True)
 
 
 def adapter_dropout(settings: Settings, key: str) -> Entry:
     """Convert the dropout of an adapter."""
-    return no_counterpart(NO_DROPOUT, differs=True) if settings[key] else mapped({DROPOUT: 0.0})
+    reason = "no dropout here: with it, the policy that is trained is not the one that made the rollouts"
+    return no_counterpart(reason, differs=True) if settings[key] else mapped({DROPOUT: 0.0})
 
 
 def adapted_modules(names: Sequence[str]) -> Entry:
     """Convert the modules of an adapter: their names or ends of them, a word for all, or one regular expression."""
     if names[0].strip().lower() in ("all", "all-linear"):
         return mapped({TARGETS: None}, "every linear layer but the vocabulary head, as null here")
-    if len(names) > 1 or not _SPECIAL.search(names[0]):
+    if len(names) > 1 or re.fullmatch(r"[\w.\-]+", names[0]):
         return mapped({TARGETS: list(names)})
-    match = _ENDS.fullmatch(names[0])
-    return mapped({TARGETS: (match["several"] or match["one"]).split("|")}) if match else no_counterpart(NO_REGEX, differs=True)
+    if (match := _ENDS.fullmatch(names[0])) is not None:
+        return mapped({TARGETS: (match["several"] or match["one"]).split("|")})
+    return no_counterpart(
+        "a regular expression other than `.*\\.(name|name)`; every linear layer but the head gets an adapter", differs=True
+    )
 
 
 def convert_rewards(
@@ -329,24 +321,19 @@ def convert_rewards(
         find: from all settings, the name of a reward and its weight to what becomes of it: `rewards` without the weight,
             another key of ours, or nothing.
     """
-    rewards: list[dict[str, Any]] = []
-    targets: dict[str, Any] = {}
-    found = []
+    rewards, targets, found = list[dict[str, Any]](), dict[str, Any](), list[tuple[str, Entry]]()
     for name, weight in weighted:
         here = find(settings, name, weight)
-        if any(item in (reward["fn"] for reward in rewards) for item in _functions(here)):
+        if {item["fn"] for item in here.targets.get("rewards", ())} & {reward["fn"] for reward in rewards}:
             here = no_counterpart("its counterpart is there already, and each function is listed once", differs=True)
         missing = [] if here.targets else [{"fn": f"{name.replace(':', '.')} ({settings.system.name})"}]
         rewards += [{"fn": item["fn"], "weight": weight, **item} for item in here.targets.get("rewards", missing)]
         targets.update(here.targets)
         found.append((name, here))
     remark = "; ".join(f"{name}: {here.remark}" for name, here in found if here.remark)
-    listed = {"rewards": rewards} if rewards else {}
-    return mapped({**targets, **listed}, remark, differs=any(here.differs for _, here in found))
-
-
-def _functions(found: Entry) -> list[str]:
-    return [reward["fn"] for reward in found.targets.get("rewards", ())]
+    return mapped(
+        {**targets, **({"rewards": rewards} if rewards else {})}, remark, differs=any(here.differs for _, here in found)
+    )
 
 
 def is_missing(fn: str) -> bool:
@@ -370,5 +357,8 @@ def overlong(settings: Settings, limit: int, buffer: int, weight: float) -> Entr
     """Return the soft overlong penalty: here a filter whose limit is the longest completion, with weight 1."""
     is_same = settings["max_completion_length"] == limit and weight == 1
     there = "" if is_same else f"; there below {limit} tokens, with weight {weight:g}"
-    remark = f"filtering.overlong_buffer_tokens, below rollout.max_completion_tokens with weight 1{there}"
-    return mapped({"filtering.overlong_buffer_tokens": buffer}, remark, differs=not is_same)
+    return mapped(
+        {"filtering.overlong_buffer_tokens": buffer},
+        f"filtering.overlong_buffer_tokens, below rollout.max_completion_tokens with weight 1{there}",
+        differs=not is_same,
+    )

@@ -50,9 +50,6 @@ from grpo_core.interop.rules import (
 BATCH = "rollout.num_prompts_per_step, loss.minibatches"
 SAMPLER = "loss.sampler_correction, loss.sampler_level, loss.sampler_bound"
 SCALES = {"group": "group_std", "batch": "batch_std", "none": "none", True: "group_std", False: "none"}
-LEVELS = Literal["token", "sequence"]
-LOSSES = Literal["grpo", "dapo", "bnpo", "luspo", "dr_grpo", "cispo", "sapo", "vespo"]
-SAMPLER_MODES = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 NO_QUANTISATION = "no quantised weights here; nearest: model.dtype bfloat16, in which model.lora holds the frozen linear layers"
 NO_ENTROPY = "no entropy bonus here; policy/entropy is measured"
 LOSS_TYPES = {
@@ -65,7 +62,6 @@ LOSS_TYPES = {
 """{TRL's `loss_type`: our aggregation}."""
 REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Those of `trl.rewards` that are reward functions; the others of it make one."""
-PERIODS = {"save": "training.checkpoint_every", "eval": "evaluation.every_steps"}
 
 
 def _processes(settings: Settings) -> int:
@@ -130,36 +126,35 @@ def _known_length(settings: Settings) -> int | None:
 
 
 def _length(settings: Settings, key: str) -> Entry:
-    total, updates = _known_length(settings), _updates(settings)
+    total, updates, epochs = _known_length(settings), _updates(settings), f"{settings['num_train_epochs']:g}"
     if total is None:
-        reason = (
+        return no_counterpart(
             "the length is num_train_epochs passes over data of unknown size: set training.steps to the prompts of the data x "
+            f"{epochs} / rollout.num_prompts_per_step",
+            differs=True,
         )
-        return no_counterpart(f"{reason}{settings['num_train_epochs']:g} / rollout.num_prompts_per_step", differs=True)
     if key == "num_train_epochs":
         return dead("max_steps overrides it")
-    steps = math.ceil(total / updates)
-    is_uneven = steps * updates != total
+    rounded = ", rounded up" if total % updates else ""
     counted = f"optimizer steps there, steps of {updates} optimizer steps here" if updates > 1 else ""
-    return mapped({"training.steps": steps}, f"{counted}{', rounded up' if is_uneven else ''}", differs=is_uneven)
+    return mapped({"training.steps": math.ceil(total / updates)}, f"{counted}{rounded}", differs=bool(rounded))
 
 
 def _warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up; `warmup_ratio` is older TRL's, and `warmup_steps` overrides it."""
-    amount = settings["warmup_steps"] or settings["warmup_ratio"]
-    return warmup(amount, _known_length(settings), is_ignored=settings["lr_scheduler_type"] == "constant")
+    amount, kind = settings["warmup_steps"] or settings["warmup_ratio"], settings["lr_scheduler_type"]
+    return warmup(amount, _known_length(settings), is_ignored=kind == "constant")
 
 
 def _period(settings: Settings, key: str) -> Entry:
     kind = key.partition("_")[0]
-    ours, strategy = PERIODS[kind], settings[f"{kind}_strategy"]
+    ours, strategy = {"save": "training.checkpoint_every", "eval": "evaluation.every_steps"}[kind], settings[f"{kind}_strategy"]
     if strategy == "no":
         return mapped({ours: None}, f"{kind}_strategy no; at the end there is one in any case")
     amount, total = settings[f"{kind}_steps"] or settings["logging_steps"], _known_length(settings)
     if strategy != "steps" or amount < 0 or (amount < 1 and total is None):
         return no_counterpart(f"a count of steps here, which the file does not tell; set {ours}")
-    steps, remark = in_steps(amount if amount >= 1 else amount * (total or 0), _updates(settings))
-    return mapped({ours: steps}, remark)
+    return in_steps(ours, amount if amount >= 1 else amount * (total or 0), _updates(settings))
 
 
 def _mask_truncated(settings: Settings, key: str) -> Entry:
@@ -203,19 +198,24 @@ def _rewards(settings: Settings, _key: str) -> Entry:
 def _reference_sync(settings: Settings, key: str) -> Entry:
     if not settings["sync_ref_model"]:
         return mapped({"reference.sync_steps": None})
-    steps, remark = in_steps(settings["ref_model_sync_steps"], _updates(settings))
-    alpha = {"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {}
-    return mapped({"reference.sync_steps": steps, **alpha}, remark, differs="rounded" in remark)
+    found = in_steps("reference.sync_steps", settings["ref_model_sync_steps"], _updates(settings))
+    return mapped(
+        {**found.targets, **({"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {})},
+        found.remark,
+        differs="rounded" in found.remark,
+    )
 
 
 def _dtype(settings: Settings, key: str) -> Entry:
     """Convert the compute type: bfloat16 autocast, or weights of that type."""
     is_mixed = settings["bf16"] if settings["bf16"] is not None else not settings["fp16"]
-    has_low_weights = settings["dtype"] == "bfloat16"
     if key == "dtype" and settings[key] not in ("float32", "bfloat16", None):
         return no_counterpart("set model.dtype to float32 or bfloat16", differs=True)
-    remark = "TRL keeps the weights themselves in bfloat16, here those that are trained are float32" if has_low_weights else ""
-    return mapped({"model.dtype": "bfloat16" if is_mixed or has_low_weights else "float32"}, remark)
+    if settings["dtype"] != "bfloat16":
+        return mapped({"model.dtype": "bfloat16" if is_mixed else "float32"})
+    return mapped(
+        {"model.dtype": "bfloat16"}, "TRL keeps the weights themselves in bfloat16, here those that are trained are float32"
+    )
 
 
 def _context_window(settings: Settings, key: str) -> Entry:
@@ -235,8 +235,10 @@ def _sampler_correction(settings: Settings, _key: str) -> Entry:
     if bound is None:
         return no_counterpart("weights without an upper bound do not exist here", differs=True)
     level, _, treatment = settings["vllm_importance_sampling_mode"].partition("_")
-    targets = {"loss.sampler_correction": treatment, "loss.sampler_level": level, "loss.sampler_bound": bound}
-    return mapped(targets, "the KL term is not weighted there either")
+    return mapped(
+        {"loss.sampler_correction": treatment, "loss.sampler_level": level, "loss.sampler_bound": bound},
+        "the KL term is not weighted there either",
+    )
 
 
 def _adapter_alpha(settings: Settings, _key: str) -> Entry:
@@ -247,14 +249,7 @@ def _adapter_alpha(settings: Settings, _key: str) -> Entry:
 
 
 def _trl_dropout(settings: Settings, key: str) -> Entry:
-    """Convert the dropout, which `disable_dropout` switches off in the adapter as well."""
     return dead("disable_dropout switches it off") if settings["disable_dropout"] else adapter_dropout(settings, key)
-
-
-def _target_modules(settings: Settings, key: str) -> Entry:
-    if not settings[key]:
-        return mapped({TARGETS: ["q_proj", "v_proj"]}, "PEFT's own choice for Llama, Qwen, Mistral and Gemma")
-    return adapted_modules(settings[key])
 
 
 RULES = (
@@ -283,10 +278,11 @@ RULES = (
     copied("epsilon_high", "loss.clip_eps_high", Number | None, None),
     copied("delta", "loss.dual_clip", Number | None, None,
            "above 1 + epsilon_high, as it must be here, it acts on negative advantages only"),
-    Rule("importance_sampling_level", LEVELS, "token", "loss.ratio", _ratio),
+    Rule("importance_sampling_level", Literal["token", "sequence"], "token", "loss.ratio", _ratio),
     renamed("use_bias_correction_kl", "loss.kl_correction", bool, True, {True: "importance", False: "none"},
             "k3 x ratio, with gradient, where true"),
-    renamed("loss_type", "loss.aggregation", LOSSES, "dapo", LOSS_TYPES,
+    renamed("loss_type", "loss.aggregation",
+            Literal["grpo", "dapo", "bnpo", "luspo", "dr_grpo", "cispo", "sapo", "vespo"], "dapo", LOSS_TYPES,
             "TRL divides by tokens of each micro-batch (bnpo) or of the generation batch (dapo)",
             otherwise="another objective; loss.aggregation stays at its default"),
     Rule("mask_truncated_completions", bool, False, "filtering.mask_truncated_completions", _mask_truncated),
@@ -309,7 +305,9 @@ RULES = (
          unset=CONTEXT),
     feature("vllm_structured_outputs_regex", str | None, None, "no pattern for completions here", needs="use_vllm"),
     *(Rule(f"vllm_importance_sampling_{key}", kind, default, SAMPLER, _sampler_correction, needs="use_vllm")
-      for key, kind, default in (("correction", bool, True), ("mode", SAMPLER_MODES, "sequence_mask"),
+      for key, kind, default in (("correction", bool, True),
+                                 ("mode", Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+                                  "sequence_mask"),
                                  ("clip_max", Number | None, 3.0), ("cap", Number | None, None))),
     feature("vllm_importance_sampling_clip_min", Number | None, None, "the sampler correction has no lower bound here",
             needs="use_vllm"),
@@ -365,7 +363,9 @@ RULES = (
     Rule("lora_alpha", Number, 32, ALPHA, _adapter_alpha, needs="use_peft"),
     Rule("use_rslora", bool, False, ALPHA, _adapter_alpha, needs="use_peft"),
     Rule("lora_dropout", Number, 0.05, DROPOUT, _trl_dropout, needs="use_peft", reports_default=True),
-    Rule("lora_target_modules", Texts | None, None, TARGETS, _target_modules, needs="use_peft"),
+    Rule("lora_target_modules", Texts | None, None, TARGETS, lambda settings, key: (
+            adapted_modules(settings[key]) if settings[key] else {TARGETS: ["q_proj", "v_proj"]}),
+         "PEFT's own choice for Llama, Qwen, Mistral and Gemma", needs="use_peft"),
     feature("lora_target_parameters", Texts | None, None, "linear layers are adapted here, not single parameters", off=([],),
             needs="use_peft"),
     feature("lora_modules_to_save", Texts | None, None, WHOLE_LAYERS, off=([],), needs="use_peft"),

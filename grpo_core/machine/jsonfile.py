@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -41,20 +42,6 @@ def parse_json(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of some pairs, for `json.loads(..., object_pairs_hook=unique_keys)`.
-
-    Raises:
-        ValueError: a key is given twice; plain `json.loads` would take the last value.
-    """
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise ValueError(f"{name_of(twice)} is given twice")
-    return values
-
-
 def jsonable(value: Any) -> Any:
     """Return a value as plain JSON values; arrays and NumPy scalars become lists and numbers, the rest text."""
     return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))
@@ -62,9 +49,9 @@ def jsonable(value: Any) -> Any:
 
 def json_copy(value: Any) -> Any:
     """Return a copy of plain JSON values in which each list and object is a new one, however often it occurs in them."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: json_copy(item) for key, item in value.items()}
-    return [json_copy(item) for item in value] if isinstance(value, list) else value
+    return [json_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RewardConfig, RunConfig
-from grpo_core.config.code import code_in
+from grpo_core.config.derived import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
 from grpo_core.machine.jsonfile import json_copy

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.config.code import code_in
-from grpo_core.config.presets import find_config
+from grpo_core.config.derived import code_in
+from grpo_core.config.origin import find_config
 from grpo_core.run.folder import RunDir
 
 FOLDERS_VARIABLE = "GRPO_IMPORT_FROM"

@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.config import RunConfig, changes_between
 from grpo_core.config.derived import BITWISE, Repeatability, repeatability
-from grpo_core.data.frozen import MANIFEST_FILE, load_frozen, read_manifest
+from grpo_core.data.prepare import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import durable, durable_folder
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json

@@ -2,7 +2,7 @@
 
 `RuleBook` is a function of the figures alone, so the monitor, which reads the journal, the training, which decides about syncs,
 and a resume, which takes up the windows from the journal, come to the same. `RunRules` writes each breach of a run down once,
-and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks in `config/rule_checks.py`, a measure below, a
+and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks in `config/limits.py`, a measure below, a
 run made for it in tests/integration/test_rules_of_runs.py.
 """
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.config.loading import dump_yaml
 from grpo_core.errors import SweepError, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.machine.jsonfile import append_json, read_json, read_lines, write_json

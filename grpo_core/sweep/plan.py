@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.config.loading import explain, read_values
-from grpo_core.config.presets import find_sweep
+from grpo_core.config.origin import find_sweep
 from grpo_core.errors import ConfigError, listed
 from grpo_core.sweep.arms import MOST_ARMS, arm_config, count_arms, grid
 from grpo_core.sweep.checks import check_arms, check_keys, counted_arms, warnings

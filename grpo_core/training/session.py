@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import optimizer_steps, repeatability
-from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, open_rewards, pick_verifier
 from grpo_core.generation.sampler import Sampler

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, validate_config
-from grpo_core.data.frozen import DataManifest, freeze, load_frozen
+from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run

@@ -16,8 +16,7 @@ from prefect.context import TaskRunContext
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.config import RunConfig
-from grpo_core.data.frozen import DataManifest
-from grpo_core.data.prepare import data_identity, prepare, read_prompts
+from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.find import resolve_model

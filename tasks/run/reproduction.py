@@ -13,9 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
-from grpo_core.config.code import code_in
-from grpo_core.config.derived import repeatability
-from grpo_core.data.frozen import load_frozen
+from grpo_core.config.derived import code_in, repeatability
+from grpo_core.data.prepare import load_frozen
 from grpo_core.machine.disk import flush_all
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir

@@ -91,7 +91,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     from mlflow.data.code_dataset_source import CodeDatasetSource
     from mlflow.entities import DatasetInput, InputTag
 
-    from grpo_core.data.frozen import load_frozen
+    from grpo_core.data.prepare import load_frozen
 
     run_dir, client = RunDir(run_path), make_client(tracked.uri)
     provenance, config = run_dir.read_provenance(), run_dir.read_config()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import load_frozen
 from tests.e2e.conftest import Finished
 
 pytestmark = pytest.mark.proof

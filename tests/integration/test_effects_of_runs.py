@@ -1,55 +1,136 @@
-"""Of generated configurations that pass without a warning, each key that was changed changes what the run does.
+"""Each key that is accepted without a warning changes what a run does: figures, files or the evaluation."""
 
-Each is run beside the same one without that key, and with the key off. GRPO_EFFECTS=7 draws others.
-"""
-
+import functools
 import json
-import os
-import sys
-from collections import Counter
-from pathlib import Path
-from random import Random
+from collections.abc import Callable
 from typing import Any
 
 import pandas
 import pytest
 
-from grpo_core.config import RunConfig, apply_overrides
+from grpo_core.config import RunConfig, apply_overrides, check_consistency, validate_config
 from grpo_core.config.derived import events, most_measurements
+from grpo_core.config.loading import known_keys
 from grpo_core.config.rules import RuleConfig
 from grpo_core.data.prepare import prepare
-from grpo_core.errors import GrpoError
 from grpo_core.evaluation.__main__ import main as evaluate
 from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
 from grpo_core.training.__main__ import main as train
-from tests.integration.test_generated_overrides import is_cheap
-from tests.mutated.effects import BASES, EVERYTHING, draw_changed
 
-DRAWN, RUN = 300, 40
+EVERYTHING = {
+    "probe.every_steps": 2,
+    "probe.num_prompts": 4,
+    "evaluation.every_steps": 2,
+    "evaluation.every_num_prompts": 5,
+    "training.checkpoint_every": 1,
+    "reference.kl_full_every": 2,
+}
+"""What is on in every run, so that its keys have something to change."""
+SEVERAL = {"loss.epochs_per_rollout": 2, "loss.minibatches": 2, "optimizer.lr": 1e-2}
+SHAPED = {"advantage.reward_norm": "batch", "advantage.scale": "none"}
+ADAPTER = {"model.lora": {"rank": 4}, "reference.mixup_alpha": 0.5, "optimizer.lr": 1e-2}
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "model.dtype": ({}, "bfloat16"),
+    "model.lora.rank": (ADAPTER, 2),
+    "model.lora.alpha": (ADAPTER, 1.0),
+    "model.lora.target_modules": (ADAPTER, ["q_proj"]),
+    "model.lora.reference_rank": ({**ADAPTER, "model.lora": {"rank": 4, "reference_rank": 5}}, 4),
+    "data.size": ({}, 60),
+    "data.seed": ({}, 1),
+    "data.system_prompt": ({}, "1"),
+    "data.examples": ({}, [["1 + 1 =", "2"]]),
+    "data.chat_template": ({}, False),
+    "data.eval_fraction": ({}, 0.3),
+    "rewards.*.weight": ({}, 0.5),
+    "rollout.num_prompts_per_step": ({}, 2),
+    "rollout.group_size": ({}, 3),
+    "rollout.max_completion_tokens": ({}, 7),
+    "rollout.temperature": ({}, 0.7),
+    "advantage.reward_norm": (SHAPED, "group"),
+    "advantage.reward_shift": ({**SHAPED, "advantage.reward_clip": 0.4}, False),
+    "advantage.reward_scale": ({**SHAPED, "advantage.reward_clip": 0.4}, False),
+    "advantage.reward_clip": ({}, 0.4),
+    "advantage.baseline": ({}, "leave_one_out"),
+    "advantage.scale": ({}, "batch_std"),
+    "advantage.advantage_eps": ({}, 0.1),
+    "advantage.whiten_advantages": ({}, True),
+    "advantage.advantage_clip": ({}, 0.5),
+    "filtering.drop_zero_variance_groups": ({}, True),
+    "filtering.mask_truncated_completions": ({}, True),
+    "filtering.overlong_buffer_tokens": ({}, 4),
+    "loss.beta": ({}, 0.5),
+    "loss.kl_estimator": ({}, "k2"),
+    "loss.kl_placement": ({"loss.kl_estimator": "k1"}, "reward"),
+    "loss.kl_correction": ({}, "none"),
+    "loss.ratio": (SEVERAL, "sequence"),
+    "loss.clip_eps": (SEVERAL, 0.01),
+    "loss.clip_eps_high": (SEVERAL, 0.01),
+    "loss.dual_clip": ({**SEVERAL, "loss.clip_eps": 0.001}, 1.01),
+    "loss.aggregation": ({}, "token-mean"),
+    "loss.epochs_per_rollout": ({}, 2),
+    "loss.minibatches": ({}, 2),
+    "reference.sync_steps": ({}, 3),
+    "reference.mixup_alpha": ({}, 0.5),
+    "reference.kl_init_every": ({"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}, 2),
+    "reference.kl_full_every": ({}, 1),
+    "reference.distance_every": ({}, 3),
+    "probe.every_steps": ({}, 1),
+    "probe.num_prompts": ({}, 3),
+    "optimizer.lr": ({}, 1e-2),
+    "optimizer.schedule": ({}, "linear"),
+    "optimizer.warmup_steps": ({}, 2),
+    "optimizer.weight_decay": ({}, 0.5),
+    "optimizer.adam_betas": ({}, [0.5, 0.9]),
+    "training.steps": ({}, 3),
+    "training.max_tokens": ({}, 100),
+    "training.seed": ({}, 1),
+    "training.checkpoint_every": ({"training.keep_checkpoints": 5}, 3),
+    "training.completions_every": ({}, 2),
+    "evaluation.num_prompts": ({}, 9),
+    "evaluation.samples": ({"evaluation.k": [1]}, 1),
+    "evaluation.k": ({}, [2]),
+    "evaluation.every_steps": ({}, 1),
+    "evaluation.every_num_prompts": ({}, 4),
+}
+"""{key: (what else is set in both runs, another value)}."""
+NO_FIGURE = {
+    "what is read": "model.source model.trust_remote_code model.lora.init_from data.source data.task_args data.hub_config "
+    "data.hub_split data.prompt_column data.answer_column data.answer_after rewards.*.fn rewards.*.args evaluation.verifier",
+    "where and how fast it runs": "rewards.*.dry_run rewards.*.cpu_seconds training.device training.engine training.python "
+    "training.threads training.microbatch_tokens training.rollout_rows training.gradient_checkpointing training.packed_weights "
+    "training.deterministic reference.offload rollout.engine rollout.vllm",
+    "what is shown, and what watches": "tracking monitor",
+    "a bound on what a run may do": "rollout.max_prompt_tokens evaluation.pass_score optimizer.max_grad_norm "
+    "training.keep_checkpoints training.max_skipped_updates",
+    "warned about here, or one value alone": "rollout.top_p rollout.top_k loss.sampler_ model.lora.dropout",
+}
+"""{why keys are not run: how they begin}."""
 REPEATS_THE_KEY = ("ref/sync", "ref/steps_since_sync", "optim/lr", "progress/")
 """Figures that the key decides even where it has no effect."""
+
+
+def test_every_key_is_run_or_has_its_reason() -> None:
+    keys, exempt = known_keys(), tuple(" ".join(NO_FIGURE.values()).split())
+    leaves = {key for key in keys if not any(other.startswith(f"{key}.") for other in keys)}
+    assert {key for key in leaves - CHANGES.keys() if not key.startswith(exempt)} == set()
 
 
 def what_it_does(config: RunConfig, run_dir: RunDir) -> dict[str, Any]:
     """Return the figures, files and evaluation of a run."""
     run_dir.create(config)
-    try:
-        prepare(config, run_dir.data)
-    except GrpoError as error:
-        return {"refused": str(error)}
-    done: dict[str, Any] = {"exit code": train([str(run_dir.path)])}
+    prepare(config, run_dir.data)
+    assert train([str(run_dir.path)]) == 0
+    done: dict[str, Any] = {path.name: True for path in run_dir.checkpoints.glob("step_*")}
     for record in read_records(run_dir.journal_file):
         figures = record.metrics if record.kind in ("step", "eval") else {}
         done |= {f"{record.step} {key}": repr(value) for key, value in figures.items() if shows_an_effect(key)}
         done |= {f"{record.step} prompts": record.data["num_prompts"]} if record.kind == "eval" else {}
-    done |= {path.name: True for path in run_dir.checkpoints.glob("step_*")}
     done |= {path.name: len(pandas.read_parquet(path)) for path in run_dir.completions.glob("*.parquet")}
-    if config.data.eval_fraction > 0 and evaluate([str(run_dir.path), "--policy", "final"]) == 0:
-        done["final"] = json.loads((run_dir.eval / "final.json").read_text())["estimates"]
-        done["rows"] = len(pandas.read_parquet(run_dir.eval / "final.parquet"))
-    return done
+    assert evaluate([str(run_dir.path), "--policy", "final"]) == 0
+    done["rows"] = len(pandas.read_parquet(run_dir.eval / "final.parquet"))
+    return done | {"final": json.loads((run_dir.eval / "final.json").read_text())["estimates"]}
 
 
 def shows_an_effect(key: str) -> bool:
@@ -57,43 +138,27 @@ def shows_an_effect(key: str) -> bool:
     return metric is not None and metric.deterministic and not key.startswith(REPEATS_THE_KEY)
 
 
-def teaches_nothing(done: dict[str, Any]) -> bool:
-    """Tell whether the completions of each group had equal rewards: then there was nothing to shape."""
-    return all(value == "0.0" for key, value in done.items() if key.endswith("group/reward_std/max"))
+@pytest.fixture(scope="module")
+def done_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that runs a configuration, given as JSON, once."""
 
+    @functools.cache
+    def run(config: str) -> dict[str, Any]:
+        return what_it_does(validate_config(json.loads(config)), RunDir(tmp_path_factory.mktemp("effects") / "run"))
 
-def clips_nothing(done: dict[str, Any]) -> bool:
-    """Tell whether no ratio came near a bound, as where the learning rate is nearly 0."""
-    return all(float(value) <= 1.2 for key, value in done.items() if key.endswith("policy/ratio_max"))
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_key_that_is_accepted_without_a_warning_changes_the_run(tiny_values: dict[str, Any], tmp_path: Path) -> None:
-    draw = Random(int(os.environ.get("GRPO_EFFECTS", "0")))
-    bases = {name: apply_overrides(tiny_values, EVERYTHING | base) for name, base in BASES.items()}
-    drawn = [changed for changed in (draw_changed(bases, draw) for _ in range(DRAWN)) if changed is not None]
-    sample = [changed for changed in drawn if is_cheap(changed.config) and changed.config.training.steps <= 100][:RUN]
-    known: dict[str, dict[str, Any]] = {}
-
-    def done_by(config: RunConfig) -> dict[str, Any]:
-        text = config.model_dump_json()
-        if text not in known:
-            known[text] = what_it_does(config, RunDir(tmp_path / f"run{len(known)}"))
-        return known[text]
-
-    idle = [
-        text
-        for changed in sample
-        for text, other in changed.compared()
-        if done_by(changed.config) == done_by(other)
-        and not (text.startswith("advantage.") and teaches_nothing(done_by(changed.config)))
-        and not (text.startswith(("loss.clip_eps", "loss.dual_clip")) and clips_nothing(done_by(changed.config)))
-    ]
-    keys = Counter(key for changed in sample for key in changed.keys)
-    sys.stdout.write(f"{len(drawn)} of {DRAWN} without a warning, {len(sample)} in {len(known)} runs, {len(keys)} keys\n")
-    assert not idle, "\n".join(idle)
-    assert len(sample) == RUN
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_key_that_is_accepted_without_a_warning_changes_the_run(
+    key: str, tiny_values: dict[str, Any], done_by: Callable[[str], dict[str, Any]]
+) -> None:
+    others, value = CHANGES[key]
+    both = apply_overrides(apply_overrides(tiny_values, EVERYTHING), others)
+    changed = validate_config(apply_overrides(both, {key.replace("*", "1"): value}))
+    assert check_consistency(changed) == ()
+    assert done_by(changed.model_dump_json()) != done_by(validate_config(both).model_dump_json())
 
 
 @pytest.mark.parametrize(
@@ -115,8 +180,7 @@ def test_a_run_does_things_when_its_schedule_has_them(tiny_run: Any, overrides: 
     assert tables == [f"step_{step:06d}" for step in times["training.completions_every"]]
     sync = config.reference.sync_steps
     assert measured["kl/init/drift"] == [*range(1, sync + 1), *times["reference.kl_init_every"]]
-    assert [record.step for record in records if record.metrics["ref/synced"] and record.step < 7] == times[
-        "reference.sync_steps"
-    ]
+    synced = [record.step for record in records if record.metrics["ref/synced"] and record.step < 7]
+    assert synced == times["reference.sync_steps"]
     for key, steps in measured.items():
         assert most_measurements(config, RuleConfig(kind="kl_budget", metric=key)) == len(steps)

@@ -15,7 +15,7 @@ import yaml
 
 from grpo_core import train
 from grpo_core.config import apply_overrides, validate_config
-from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import FolderError, ModelError
 from grpo_core.export.card import CARD_FILE, write_card
 from grpo_core.export.choice import ExportWish, plan_export

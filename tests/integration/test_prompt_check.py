@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from flows.cli.app import app
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import DataError
 from grpo_core.run.preflight import Preflight, check_start
@@ -67,11 +65,9 @@ class Desk:
         """Give the tokenizer another chat template."""
         (self.model / "chat_template.jinja").write_text(text)
 
-    def change(self, name: str, **values: Any) -> None:
-        """Change values in a JSON file of the model."""
-        file = self.model / name
-        facts = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps({**facts, **values}))
+    def end_with(self, tokens: list[int]) -> None:
+        """Let other tokens end a completion."""
+        (self.model / "generation_config.json").write_text(json.dumps({"eos_token_id": tokens}))
 
 
 @pytest.fixture
@@ -97,16 +93,6 @@ def test_messages_that_leave_nothing_to_answer_are_refused_with_their_row(desk: 
     (fault,) = desk.check(["1+1=", [ASKED], messages]).faults
     assert fault.startswith("data.prompt_column 'question', row 2: ")
     assert text in fault
-
-
-def test_the_end_of_the_first_prompt_is_shown_with_its_special_tokens(desk: Desk) -> None:
-    config = desk.config(["3+4=", "1+1="]).model_dump(mode="json")
-    (desk.folder / "run.yaml").write_text(json.dumps(config))
-    shown = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml")])
-    note = "the first prompt ends with …'<|user|>3+4=<|end|><|assistant|>'"
-    assert f"note: {note}" in shown.output
-    as_json = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml"), "--json"])
-    assert note in json.loads(as_json.output)["notes"]
 
 
 FORMAT = {"fn": "format"}
@@ -138,34 +124,22 @@ def test_a_tag_that_the_prompt_opens_cannot_open_the_completion(
         assert repr(reward.get("args", {"pattern": "</think>"})["pattern"]).strip("'") in warnings[0]
 
 
-def appending_end(desk: Desk) -> None:
-    tokens = {"<|end|>": {"id": "<|end|>", "ids": [1], "tokens": ["<|end|>"]}}
-    sequence, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
-    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-    processor = {"type": "TemplateProcessing", "single": [sequence, end], "pair": pair, "special_tokens": tokens}
-    desk.change("tokenizer.json", post_processor=processor)
-
-
 @pytest.mark.parametrize(
-    ("change", "template", "prompt", "fault"),
+    ("ends", "template", "prompt", "fault"),
     [
         (None, None, "1+1=<|end|>", "row 1: its prompt ends in '<|end|>', which ends a completion (…'1+1=<|end|>')"),
-        ("post_processor", None, "1+1=", "row 0: its prompt ends in '<|end|>', which ends a completion (…'3+4=<|end|>')"),
-        ("post_processor", CHAT_TEMPLATE, "1+1=", None),  # a template's text gets no special tokens
         (None, CHAT_TEMPLATE + "<|end|>", "1+1=", "row 0: its prompt ends in '<|end|>'"),
         (None, CHAT_TEMPLATE + "<|system|>", "1+1=", None),
-        ("eos_token_id", CHAT_TEMPLATE + "<|system|>", "1+1=", "row 0: its prompt ends in '<|system|>'"),  # the model knows it
-        ("eos_token_id", CHAT_TEMPLATE, [ASKED, {"role": "assistant", "content": "calculate"}, TOOL], None),
+        ([1, 2, 4], CHAT_TEMPLATE + "<|system|>", "1+1=", "row 0: its prompt ends in '<|system|>'"),  # the model knows it
+        ([1, 2, 4], CHAT_TEMPLATE, [ASKED, {"role": "assistant", "content": "calculate"}, TOOL], None),
     ],
 )
 def test_a_prompt_may_not_end_in_what_ends_a_completion(
-    desk: Desk, change: str | None, template: str | None, prompt: Any, fault: str | None
+    desk: Desk, ends: list[int] | None, template: str | None, prompt: Any, fault: str | None
 ) -> None:
     """But a template may begin an answer with a token that ends one: 4 is <|assistant|>, as in Phi-3."""
-    if change == "post_processor":
-        appending_end(desk)
-    elif change == "eos_token_id":
-        desk.change("generation_config.json", eos_token_id=[1, 2, 4])
+    if ends is not None:
+        desk.end_with(ends)
     if template is not None:
         desk.template(template)
     found = desk.check(["3+4=", prompt], data__chat_template=template is not None)
@@ -189,5 +163,5 @@ def test_an_end_of_turn_that_ends_no_completion_is_doubtful(desk: Desk) -> None:
     (warning,) = about_prompts(desk.check(["3+4="]))
     assert "ends the assistant's turn with '<|system|>\\n', of which no token ends a completion (<|end|> do)" in warning
     assert "add 2 (<|system|>) to eos_token_id of generation_config.json" in warning
-    desk.change("generation_config.json", eos_token_id=[1, 2])
+    desk.end_with([1, 2])
     assert about_prompts(desk.check(["3+4="])) == []

@@ -24,9 +24,3 @@ def test_others_are_kept_out_while_a_result_is_prepared(results: Path) -> None:
     assert lock_holder(results / ".abc.lock") is None
     with prepared_once(None):
         assert {path.name for path in results.iterdir()} == {".abc.lock"}
-
-
-def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(results: Path) -> None:
-    results.write_text("no folder")
-    with prepared_once("abc"):
-        assert results.read_text() == "no folder"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig, load_config, validate_config
-from grpo_core.config.yaml_text import parse_yaml
+from grpo_core.config.loading import parse_yaml
 from grpo_core.run.alerts import add_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
@@ -69,7 +69,7 @@ def test_check_prints_how_large_an_adapter_is() -> None:
         ([QUICKSTART, "loss.bta=1"], "did you mean loss.beta?"),
         ([QUICKSTART, "loss.beta"], "expected key.path=value"),
         ([QUICKSTART, "optimizer.warmup_steps=70", "optimizer.schedule=linear"], "optimizer.warmup_steps: 70 must be below"),
-        (["configs/quikstart.yaml"], "did you mean configs/quickstart.yaml?"),
+        (["configs/quikstart.yaml"], "did you mean quickstart.yaml?"),
     ],
 )
 def test_a_bad_configuration_is_one_message_and_exit_code_2(verb: str, arguments: list[str], said: str) -> None:
@@ -82,23 +82,6 @@ def test_a_bad_configuration_is_one_message_and_exit_code_2(verb: str, arguments
     assert "Traceback" not in done.stderr
 
 
-def test_status_says_where_a_run_is(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(tiny_config())
-    journal = Journal(run_dir.journal_file)
-    journal.append("start", 0, {})
-    journal.append("step", 1, {"metrics": {"reward/mean": 0.25, "kl/ref/drift": 0.125}})
-    journal.append("alert", 1, {"text": "step 1: too far"})
-    journal.append("end", 1, {"status": "stopped", "reason": "STOP file"})
-    journal.close()
-    done = grpo("status", str(run_dir.path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{run_dir.path}: stopped, step 1 of 4, 0 reference sync(s)\nreason: STOP file\n")
-    assert "reward/mean" in done.stdout
-    assert "0.25" in done.stdout
-    assert "alert: step 1: too far" in done.stdout
-
-
 def test_status_of_a_folder_that_is_no_run_is_exit_code_2(tmp_path: Path) -> None:
     done = grpo("status", str(tmp_path))
     assert done.returncode == 2
@@ -106,18 +89,20 @@ def test_status_of_a_folder_that_is_no_run_is_exit_code_2(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+def test_status_says_where_a_run_is_and_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
     run_dir = RunDir(tmp_path / "run\nerror: forged \x1b[31m")
     run_dir.create(tiny_config())
     add_alert(run_dir, 1, "alert \x1b]0;owned\x07\nerror: forged \u202e http://me:s3cret@host")
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
+    journal.append("step", 1, {"metrics": {"reward/mean": 0.25, "kl/ref/drift": 0.125}})
     journal.append("end", 1, {"status": "stopped", "reason": "because \x9b2J\nerror: forged"})
     journal.close()
     done = grpo("status", str(run_dir.path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")
     assert all(line.isprintable() for line in lines)
-    assert "run\\nerror: forged \\x1b[31m: stopped, step 0 of 4, 0 reference sync(s)" in lines[0]
+    assert "run\\nerror: forged \\x1b[31m: stopped, step 1 of 4, 0 reference sync(s)" in lines[0]
     assert lines[1] == "reason: because \\x9b2J\\nerror: forged"
-    assert lines[2] == "alert: alert \\x1b]0;owned\\x07\\nerror: forged \\u202e http://***@host"
+    assert "alert: alert \\x1b]0;owned\\x07\\nerror: forged \\u202e http://***@host" in lines
+    assert any("reward/mean" in line and "0.25" in line for line in lines)

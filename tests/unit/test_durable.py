@@ -10,9 +10,7 @@ from typing import Any
 import pandas
 import pytest
 
-from grpo_core.data.frozen import load_frozen
-from grpo_core.data.prepare import prepare
-from grpo_core.errors import DataError, ranges
+from grpo_core.errors import ranges
 from grpo_core.evaluation.held_out import is_evaluated, keep_evaluation
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.machine.disk import write_whole
@@ -152,18 +150,3 @@ def test_lost_completions_are_named_in_one_line(trained: RunDir) -> None:
     shutil.rmtree(trained.checkpoints)  # nothing of it is for good: the steps are repeated
     assert not any("completions" in note for note in check_resumable(trained))
     assert ranges([2, 3, 5]) == "steps 2-3, 5"
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "eval.jsonl"])
-def test_damaged_prompts_are_made_again_where_that_gives_the_same(name: str, tiny_run: Any, tiny_config: Any) -> None:
-    run_dir = tiny_run()
-    before = load_frozen(run_dir.data)
-    os.truncate(run_dir.data / name, 0)
-    with pytest.raises(DataError, match="the frozen prompts were changed"):
-        prepare(tiny_config({"data.seed": 1}), run_dir.data)
-    with pytest.raises(DataError, match="the frozen prompts were changed"):
-        prepare(tiny_config({"data.source": "file:gone.jsonl"}), run_dir.data)
-    with pytest.raises(DataError):
-        load_frozen(run_dir.data)
-    assert prepare(tiny_config(), run_dir.data).num_train == len(before[0])
-    assert load_frozen(run_dir.data) == before

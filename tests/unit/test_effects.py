@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.shaping import shape_rewards
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config
-from grpo_core.config.derived import events, most_measurements
 from grpo_core.config.inert import advantage_reach, reward_reach, shaped_reach
 from grpo_core.errors import ConfigError
 
@@ -246,11 +245,3 @@ def test_an_own_function_may_score_anything() -> None:
     config = load_config(None, {"rewards": [{"fn": "mine:score"}, {"fn": "format", "weight": 2.0}]})
     assert reward_reach(config) == (-math.inf, math.inf)
     assert advantage_reach(config) == pytest.approx(7 / math.sqrt(8))
-
-
-def test_the_drift_from_the_initial_policy_is_counted_before_and_after_the_first_sync() -> None:
-    config = RunConfig.model_validate(
-        {"reference": {"sync_steps": 10, "kl_init_every": 20}, "training": {"steps": 70}, "monitor": {"rules": [BUDGET]}}
-    )
-    assert list(events(config)["reference.kl_init_every"]) == [20, 40, 60]
-    assert most_measurements(config, config.monitor.rules[0]) == 13

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import load_frozen
 from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifier
 from grpo_core.evaluation.statistics import (
     AnswerChanges,

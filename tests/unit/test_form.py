@@ -9,7 +9,7 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
-from grpo_core.config.presets import preset_names
+from grpo_core.config.origin import preset_names
 
 ENTRYPOINTS = sorted(
     {

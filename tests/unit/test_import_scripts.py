@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import import_config
 from grpo_core.interop.files import flatten_sections
 from grpo_core.interop.shell import MAX_CHARACTERS
 from tests.support.imports import convert, entry_of
@@ -82,7 +81,7 @@ def test_arguments_that_are_not_known_are_an_entry_of_their_own(tmp_path: Path) 
     command = START.replace("train.py", 'train.py "${ARGS[@]}"')
     text = f"ARGS=(--seed 3)\nif true; then ARGS+=(--seed 4); fi\n{command}\n"
     imported = convert(tmp_path, text)
-    assert str(entry_of(imported, "$ARGS").value) == "$ARGS"
+    assert entry_of(imported, "$ARGS").value.text == "$ARGS"
     assert imported.config.training.seed == 42
 
 
@@ -199,8 +198,3 @@ def test_what_is_no_script_or_too_much_of_one_is_refused(tmp_path: Path, text: s
         convert(tmp_path, text)
     assert str(caught.value).startswith(f"config {tmp_path / 'run.sh'}: ")
     assert reason in str(caught.value)
-
-
-def test_a_file_without_a_suffix_is_a_script_by_its_first_line(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text(f"#!/usr/bin/env bash\n{START}\n")
-    assert import_config(tmp_path / "run").config.rollout.group_size == 4

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from grpo_core.config import load_config
-from grpo_core.config.presets import preset_names
+from grpo_core.config.origin import preset_names
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.policy.loading import outline_of
 from grpo_core.run import memory

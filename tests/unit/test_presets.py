@@ -1,8 +1,6 @@
-"""Presets by name, knobs beside overrides, and what a run is called."""
+"""Presets by name, knobs beside overrides, what a run is called, and what it runs as code."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +8,23 @@ import pytest
 
 from grpo_core.config import (
     Origin,
-    find_config,
+    RunConfig,
     load,
     load_config,
     merge_knobs,
     preset_names,
     run_name,
 )
-from grpo_core.config import origin as loading
+from grpo_core.config.derived import Code, code_in, is_allowed
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_a_preset_is_found_by_its_name_wherever_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_config("quickstart") == CONFIGS / "quickstart.yaml"
-    assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
-
-
 def test_a_preset_of_the_folder_where_the_command_runs_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.yaml").write_text("loss: {beta: 0.75}\n")
     (tmp_path / "configs" / "mine.yaml").write_text("training: {seed: 1}\n")
@@ -45,10 +38,6 @@ def test_an_unknown_preset_is_refused_with_the_nearest_one() -> None:
         ConfigError, match=r"config quikstart: no such preset; did you mean quickstart\? \(presets: .*gsm8k_smol"
     ):
         load_config("quikstart")
-
-
-def test_a_sync_period_of_0_is_a_fixed_reference() -> None:
-    assert load_config("quickstart", merge_knobs({"ref_sync_steps": 0}, {})).reference.sync_steps is None
 
 
 @pytest.mark.parametrize("overrides", [{"loss.beta": 0.1}, {"loss": {"beta": 0.1}}])
@@ -70,25 +59,6 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
     resolved = load(path, {"reference.sync_steps": 5})
     assert (resolved.config.reference.mixup_alpha, resolved.config.reference.sync_steps) == (0.5, 5)
     assert resolved.changes["reference.sync_steps"] == (None, 5)
-
-
-def test_a_configuration_is_made_once_for_all_that_ask_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("loss: {beta: 0.5}\n")
-    made: list[Path] = []
-    read = loading.read_values
-    monkeypatch.setattr(loading, "read_values", lambda file: made.append(file) or read(file))
-    first = load(path, ["training.steps=3"])
-    assert load(str(path), {"training.steps": 3}) is first
-    assert made == [path]
-    path.write_text("loss: {beta: 0.25}\n")
-    assert load(path, ["training.steps=3"]).config.loss.beta == 0.25
-
-
-def test_importing_the_flows_loads_no_configuration() -> None:
-    code = "import flows.train, flows.evaluate, flows.sweep; from grpo_core.config import origin; print(len(origin._LOADED))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0"
 
 
 @pytest.mark.parametrize(
@@ -126,3 +96,46 @@ def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:
     read = RunDir(tmp_path / "run").read_origin()
     assert run_name(config, read) == run_name(config, origin)
     assert {key: list(pair) for key, pair in read.changes.items()} == json.loads(json.dumps(origin.changes))
+
+
+def test_built_in_rewards_data_and_models_are_no_code() -> None:
+    config = RunConfig.model_validate(
+        {
+            "model": {"source": "org/name"},
+            "data": {"source": "hub:org/data"},
+            "rewards": [{"fn": "math_answer"}, {"fn": "length"}],
+            "evaluation": {"verifier": "math_answer"},
+        }
+    )
+    assert code_in(config) == ()
+
+
+def test_each_key_that_runs_code_is_named_with_its_value() -> None:
+    config = RunConfig.model_validate(
+        {
+            "model": {"trust_remote_code": True},
+            "rewards": [{"fn": "length"}, {"fn": "mine.short:brevity"}],
+            "training": {"python": "/tmp/python"},
+        }
+    )
+    assert code_in(config) == (
+        Code(key="model.trust_remote_code", value="true"),
+        Code(key="rewards.1.fn", value="mine.short:brevity", module="mine.short"),
+        Code(key="training.python", value="/tmp/python"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("modules", "allowed"),
+    [
+        (["mine"], True),
+        (["other", "mine.short"], True),
+        (["mine.short.er"], False),
+        (["min"], False),
+        (["mine.sho"], False),
+        ([""], False),
+        ([], False),
+    ],
+)
+def test_a_module_stands_for_itself_and_what_is_below_it(modules: list[str], allowed: bool) -> None:
+    assert is_allowed(Code(key="rewards.0.fn", value="mine.short:f", module="mine.short"), modules) is allowed

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.config.loading import read_values
-from grpo_core.config.presets import find_config
+from grpo_core.config.origin import find_config
 from grpo_core.evaluation.results import table_file
 from grpo_core.metrics import is_registered
 from grpo_core.run.folder import RunDir

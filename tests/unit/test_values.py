@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
-from grpo_core.config.yaml_text import dump_yaml, parse_yaml
+from grpo_core.config.loading import dump_yaml, parse_yaml
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.plan import load_sweep
 
