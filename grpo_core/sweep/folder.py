@@ -42,7 +42,7 @@ class SweepDir(FlowDir):
     """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
     results = Place("results")
     report = Place("report")
-
+    page = Place("report/report.html")
     vllm = Place("vllm")
     """vLLM servers that the runs hand on, for the owner alone."""
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,13 +19,15 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
+from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
-from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
+from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES, figure_at_end
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
+from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
 ACCURACY = "eval/heldout/greedy_accuracy"
 UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
@@ -39,30 +41,6 @@ SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
 
 Span = tuple[float, float]
 """When a run was at work: start and end in seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """A sweep's tables."""
-
-    runs: pandas.DataFrame
-    """One row an arm and seed: swept keys, status, cause, and the figures of `MEASURES`."""
-    steps: pandas.DataFrame
-    """One row an arm, seed and step: every metric of the step."""
-    syncs: pandas.DataFrame
-    """One row an arm, seed and reference sync."""
-    notes: tuple[str, ...]
-    """What a reader of the figures should know about the journals."""
-    by_prompt: Mapping[Key, pandas.Series]
-    """(arm, seed) -> the objective prompt by prompt, of the finished runs of which it is known."""
-    elapsed_seconds: float
-    """In which any run was at work."""
-    budget_spent: bool
-    """Whether no further run begins, the sweep's hours or tokens being used up."""
-
-    def statuses(self) -> dict[str, int]:
-        """Return how many runs ended in which way."""
-        return {str(status): int(count) for status, count in self.runs["status"].value_counts().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +97,9 @@ def read_runs(stored: StoredSweep) -> Iterator[SweepRun]:
         yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
 
 
-def collect(stored: StoredSweep) -> Results:
-    """Return the tables of a sweep."""
-    sweep, outcomes, runs = stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
+def collect(stored: StoredSweep) -> SweepRuns:
+    """Return the runs of a sweep, with what was asked of them."""
+    plan, sweep, outcomes, runs = stored.plan, stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
     notes = {note: [run for run in runs if note in run.notes] for one in runs for note in one.notes}
     by_prompt = {
@@ -130,14 +108,18 @@ def collect(stored: StoredSweep) -> Results:
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    columns = ["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
-    return Results(
-        runs=pandas.DataFrame(rows, columns=columns),
+    of_journals = (f"{first_few([run.name for run in noted], NAMED_RUNS)}: {note}" for note, noted in notes.items())
+    return SweepRuns(
+        name=stored.name,
+        config=sweep,
+        runs=pandas.DataFrame(rows, columns=run_columns(sweep)),
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
-        notes=tuple(f"{first_few([run.name for run in noted], NAMED_RUNS)}: {note}" for note, noted in notes.items()),
         by_prompt=by_prompt,
+        notes=(*plan.notes, *of_journals),
+        planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
+        resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         budget_spent=spent_budget(sweep.budget, runs) is not None,
     )
 
