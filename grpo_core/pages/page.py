@@ -1,6 +1,7 @@
 """An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from matplotlib.ticker import LogFormatter
 from grpo_core.text import visible
 
 DPI = 120
+STYLE = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
+"""Of matplotlib's pictures."""
 WORDY = frozenset(
     [
         *("levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"),
@@ -52,7 +55,7 @@ class Picture:
         return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """A heading, what it says, and what it shows.
 
@@ -61,9 +64,9 @@ class Section:
 
     anchor: str
     title: str
-    words: tuple[str, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    tables: tuple[Table, ...] = ()
+    words: Sequence[str]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
 
 
 def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
@@ -96,7 +99,7 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
     )
-    filled = [replace(one, tables=tuple(table for table in one.tables if table.rows)) for one in sections]
+    filled = [replace(one, tables=[table for table in one.tables if table.rows]) for one in sections]
     shown = [one for one in filled if one.words or one.pictures or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
 

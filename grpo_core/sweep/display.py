@@ -239,6 +239,15 @@ def first_few(texts: Sequence[str], most: int = MOST_LISTED) -> str:
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters.
+
+    >>> cut("abcdef", 4), cut("abcd", 4)
+    ('abc…', 'abcd')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _signed(value: float, decimals: int) -> str:
     text = f"{value:.{decimals}f}"
     return text.lstrip("-") if not float(text) else text

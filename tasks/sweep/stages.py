@@ -204,7 +204,7 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
 
 def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["SweepRuns", tuple[str, ...], tuple[str, ...]]:
     """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
-    from grpo_core.compare.files import compare_sweep
+    from grpo_core.compare.page import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
     again = f"`grpo report {path_argument(stored.dir.path)}` tries again"

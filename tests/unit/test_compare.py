@@ -16,8 +16,8 @@ from matplotlib.image import imread
 from scipy import stats
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
-from grpo_core.compare.differences import shared_ends
-from grpo_core.compare.files import TABLES, write_comparison
+from grpo_core.compare.comparison import shared_ends
+from grpo_core.compare.page import TABLES, write_comparison
 from grpo_core.compare.page import render_comparison
 from grpo_core.compare.pictures import PICTURES
 from grpo_core.compare.runs import MOST_RUNS, Source

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.compare.comparison import compare_sources
-from grpo_core.compare.files import write_comparison
+from grpo_core.compare.page import write_comparison
 from grpo_core.compare.runs import Source
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.flow_folder import MARKER_FILE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 from matplotlib.figure import Figure
 
-from grpo_core.pages.page import Picture, Section, Table, render, save_picture
+from grpo_core.pages.page import Picture, Section, render, save_picture
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep
@@ -169,7 +169,8 @@ def _effect_note(findings: Findings, knob: str) -> str:
 
 def _sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
     """Return all sections: a note stands only above what it explains."""
-    sweep, objective, knobs = findings.sweep, findings.sweep.config.objective, findings.sweep.config.knobs
+    sweep, objective = findings.sweep, findings.sweep.config.objective
+    of_frontier, curves = pictures.get("frontier", ()), pictures.get("curves", ())
     crossed = [tables.interaction_table(findings, outcome) for outcome in findings.interactions]
     drifts = [outcome for outcome in findings.interactions if outcome != "objective"]
     of_drift = [tables.contrast_table(findings, outcome, knob) for outcome in drifts for knob in sweep.varied]
@@ -178,33 +179,29 @@ def _sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> 
     frontier_note = FRONTIER_NOTE + (bound if objective.kl_bound else "")
     pairs_note = [PAIRS_NOTE] * ("pairs" in pictures) + [INTERACTION_NOTE] * any(table.rows for table in crossed)
     arms_note = [ARMS_NOTE] * bool(findings.differences)
-    sections: list[tuple[str, str, Sequence[str], Sequence[Table]]] = [
-        ("sampled", "Knobs without matched arms", (), [tables.association_table(findings, "objective")]),
-        ("pairs", "Pairs of knobs", pairs_note, crossed),
-        ("frontier", "Reward against drift", [frontier_note] * ("frontier" in pictures), ()),
-        ("drift", "KL over steps", [DRIFT_NOTE] * ("drift" in pictures), of_drift),
-        ("curves", "Reward, entropy and length over steps", [CURVES_NOTE] * ("curves" in pictures), ()),
-        ("arms", "Arms", (), (tables.outcome_table(sweep), tables.cost_table(sweep))),
-        ("differences", "Arms against each other", arms_note, [tables.difference_table(findings)]),
-        ("secondary", "What else the knobs change", (), [tables.secondary_table(findings)]),
-        ("costs", "Where the time went", time_lines(sweep) if sweep.arms else (), ()),
-        ("left-out", "Runs left out", (), [tables.left_out_table(sweep)]),
-        ("method", "How it was computed", METHOD, ()),
-        ("runs", "All runs", (), [tables.run_table(sweep)]),
-    ]
-    of_knobs = [
-        Section(
-            anchor=f"knob-{index}",
-            title=f"Effect of {knob_name(knob)}",
-            words=(_effect_note(findings, knob),),
-            pictures=tuple(pictures.get(f"effect {knob}", ())),
-            tables=(tables.contrast_table(findings, "objective", knob),),
-        )
-        for index, knob in enumerate(knobs)
-    ]
-    return of_knobs + [
-        Section(anchor=anchor, title=title, words=tuple(words), pictures=tuple(pictures.get(anchor, ())), tables=tuple(shown))
-        for anchor, title, words, shown in sections
+    return [
+        *(
+            Section(
+                f"knob-{index}",
+                f"Effect of {knob_name(knob)}",
+                [_effect_note(findings, knob)],
+                [tables.contrast_table(findings, "objective", knob)],
+                pictures.get(f"effect {knob}", ()),
+            )
+            for index, knob in enumerate(sweep.config.knobs)
+        ),
+        Section("sampled", "Knobs without matched arms", (), [tables.association_table(findings, "objective")]),
+        Section("pairs", "Pairs of knobs", pairs_note, crossed, pictures.get("pairs", ())),
+        Section("frontier", "Reward against drift", [frontier_note] * bool(of_frontier), (), of_frontier),
+        Section("drift", "KL over steps", [DRIFT_NOTE] * ("drift" in pictures), of_drift, pictures.get("drift", ())),
+        Section("curves", "Reward, entropy and length over steps", [CURVES_NOTE] * bool(curves), (), curves),
+        Section("arms", "Arms", (), [tables.outcome_table(sweep), tables.cost_table(sweep)]),
+        Section("differences", "Arms against each other", arms_note, [tables.difference_table(findings)]),
+        Section("secondary", "What else the knobs change", (), [tables.secondary_table(findings)]),
+        Section("costs", "Where the time went", time_lines(sweep) if sweep.arms else ()),
+        Section("left-out", "Runs left out", (), [tables.left_out_table(sweep)]),
+        Section("method", "How it was computed", METHOD),
+        Section("runs", "All runs", (), [tables.run_table(sweep)]),
     ]
 
 

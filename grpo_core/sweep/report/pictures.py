@@ -15,10 +15,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.pages.page import STYLE
 from grpo_core.run.curves import AFTER_STEP
 from grpo_core.run.figures import panel_grid, scale_kl
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
+from grpo_core.sweep.display import cut, knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, Difference, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings, frontier
@@ -29,7 +30,6 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS, FILLINGS = "osD^vP*X", ("full", "none", "bottom")
 MOST_PANELS = 24
 """Arms that get a panel of their own."""
-STYLE = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
 MARK: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 8, "markerfacecoloralt": "white"}
 LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 Looks = Mapping[str, Mapping[Level, dict[str, str]]]
@@ -118,8 +118,7 @@ def _differences_panel(axes: Axes, contrasts: Sequence[Difference]) -> None:
         axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)
     axes.axvline(0, color="0.2", linewidth=1)
-    names = [found.name if len(found.name) <= 40 else f"{found.name[:39]}…" for found in contrasts]
-    axes.set_yticks(range(len(contrasts)), names)
+    axes.set_yticks(range(len(contrasts)), [cut(found.name, 40) for found in contrasts])
     axes.set(ylim=(len(contrasts) - 0.4, -0.6), xlabel="paired difference in the objective")
     axes.grid(visible=False, axis="y")
     # The intervals that hold all at once can be tens of times as wide; what matters is near 0 and near the means.
