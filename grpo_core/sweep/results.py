@@ -1,9 +1,14 @@
-"""What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone."""
+"""What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone.
+
+A figure of every step is noisy, so the last steps are averaged. A probe is not: it measures the policy as it is at one step,
+and a mean over several probes would describe policies that the run has left behind. Steps count, never measurements: the last
+five measurements of a figure that is measured every ten steps are most of the run, not its end.
+"""
 
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +21,7 @@ from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import evaluations_after, table_file
 from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
+from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
@@ -23,9 +29,8 @@ from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
-from grpo_core.sweep.display import first_few
+from grpo_core.sweep.display import MEASURES, first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
-from grpo_core.sweep.measures import MEASURES, figure_at_end
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
@@ -191,6 +196,31 @@ def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
     measured = {int(step): float(value) for step, value in known.items()}
     found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
     return math.nan if found is None else found
+
+
+def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int) -> float | None:
+    """Return what a metric says of the last steps up to `end`; None where it was not measured in them.
+
+    Args:
+        values: the figure by step, of the steps where it was measured.
+        key: the metric; of a probe the last measurement counts, of any other the mean.
+        end: the last step that counts.
+        count: how many steps count, `end` included.
+
+    >>> figure_at_end({10: 1.0, 20: 2.0, 30: 3.0}, "kl/probe/full_init", end=30, count=15)
+    3.0
+    >>> figure_at_end({10: 1.0, 20: 2.0, 30: 3.0}, "kl/init/seq", end=30, count=15)
+    2.5
+    >>> figure_at_end({10: 1.0, 20: 2.0}, "kl/probe/full_init", end=30, count=5) is None
+    True
+    """
+    steps = sorted(step for step in values if end - count < step <= end)
+    if not steps:
+        return None
+    metric = find_metric(key)
+    if metric is not None and metric.is_probe:
+        return values[steps[-1]]
+    return sum(values[step] for step in steps) / len(steps)
 
 
 def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: float) -> pandas.Series | None:

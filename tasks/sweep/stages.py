@@ -21,9 +21,8 @@ from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.campaign import Campaign
+from grpo_core.sweep.campaign import Campaign, Launcher
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
 from tasks.away import ProgressArtifact, prefect_may_be_away

@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
+from grpo_core.sweep.display import MEASURES
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from grpo_core.sweep.measures import MEASURES
 from grpo_core.text import for_code, for_markdown, visible
 from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted

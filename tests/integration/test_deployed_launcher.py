@@ -13,7 +13,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Ru
 from grpo_core.errors import SweepError
 from grpo_core.machine.locks import try_lock
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.launcher import Ended, Job
+from grpo_core.sweep.campaign import Ended, Job
 from tasks.sweep import deployed
 from tasks.sweep.deployed import DeploymentLauncher
 

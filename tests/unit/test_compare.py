@@ -15,10 +15,8 @@ import pytest
 from matplotlib.image import imread
 from scipy import stats
 
-from grpo_core.compare.comparison import RunComparison, compare_sources
-from grpo_core.compare.comparison import shared_ends
-from grpo_core.compare.page import TABLES, write_comparison
-from grpo_core.compare.page import render_comparison
+from grpo_core.compare.comparison import RunComparison, compare_sources, shared_ends
+from grpo_core.compare.page import TABLES, render_comparison, write_comparison
 from grpo_core.compare.pictures import PICTURES
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError

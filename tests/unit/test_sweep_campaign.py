@@ -7,9 +7,8 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.campaign import Campaign, prune_reason, rungs
+from grpo_core.sweep.campaign import Campaign, Ended, Job, gpu_variables, prune_reason, rungs, visible_gpus
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.launcher import Ended, Job, gpu_variables, visible_gpus
 from grpo_core.sweep.schema import PrunerConfig
 from grpo_core.sweep.study import SweepStudy
 from tests.support.sweeps import STEPS, stored_sweep, write_run

@@ -17,8 +17,7 @@ from matplotlib import pyplot
 from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
-from grpo_core.sweep.display import p_words, plain
-from grpo_core.sweep.measures import OUTCOMES
+from grpo_core.sweep.display import OUTCOMES, p_words, plain
 from grpo_core.sweep.report.files import SweepReport, render_page, time_lines, write_report
 from grpo_core.sweep.report.pictures import (
     effect_figure,

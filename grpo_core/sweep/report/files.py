@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from grpo_core.pages.page import Picture, Section, render, save_picture
 from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
+from grpo_core.sweep.display import MEASURES, PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.report import tables
 from grpo_core.sweep.report.pictures import (
     effect_figure,

@@ -19,8 +19,7 @@ from grpo_core.pages.page import STYLE
 from grpo_core.run.curves import AFTER_STEP
 from grpo_core.run.figures import panel_grid, scale_kl
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.display import cut, knob_name, knob_title, level_name, with_half_width
-from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.display import MEASURES, cut, knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, Difference, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings, frontier
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced, balanced_means

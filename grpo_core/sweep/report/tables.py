@@ -11,8 +11,10 @@ from grpo_core.metrics import find_metric
 from grpo_core.pages.page import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
+    MEASURES,
     PLUS_MINUS,
     UNKNOWN,
+    Measure,
     bounds,
     estimate_text,
     knob_name,
@@ -21,7 +23,6 @@ from grpo_core.sweep.display import (
     p_text,
     plain,
 )
-from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.report.words import new_prompts_text
 from grpo_core.sweep.statistics.effects import Association, Difference, Statement, mean_and_half_width, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms, shrunken_means

@@ -11,6 +11,7 @@ from statistics import median
 
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
+    MEASURES,
     MOST_LISTED,
     PLUS_MINUS,
     UNKNOWN,
@@ -29,7 +30,6 @@ from grpo_core.sweep.display import (
     significant,
     with_half_width,
 )
-from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.statistics.effects import AnyStatement, Association, Difference, mean_and_half_width, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms, shrunken_means
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error

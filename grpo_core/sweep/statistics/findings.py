@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.measures import DRIFTS, OUTCOMES
+from grpo_core.sweep.display import DRIFTS, OUTCOMES
 from grpo_core.sweep.schema import SweepConfig
 from grpo_core.sweep.statistics.effects import (
     Association,

@@ -15,7 +15,7 @@ import numpy as np
 import pandas
 
 from grpo_core.sweep.arms import Arm, Key
-from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.display import MEASURES
 from grpo_core.sweep.schema import SweepConfig
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 
