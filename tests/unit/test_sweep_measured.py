@@ -14,7 +14,7 @@ from grpo_core.evaluation.results import table_file
 from grpo_core.metrics import is_registered
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
-from grpo_core.sweep.checks import measured_steps
+from grpo_core.sweep.plan import measured_steps
 from grpo_core.sweep.display import MEASURES
 from grpo_core.sweep.results import measure, objective_by_prompt
 from grpo_core.sweep.schema import ObjectiveConfig
