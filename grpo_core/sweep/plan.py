@@ -16,7 +16,7 @@ from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric, is_registered
-from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, count_arms, grid
+from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import arm_name, first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
 
@@ -94,7 +94,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         sweep=sweep,
         base=base,
         preset=base_file.stem,
-        num_arms=count_arms(sweep),
+        num_arms=sweep.trials or len(configs),
         configs=tuple(configs),
         notes=tuple(_notes(sweep, configs)),
     )

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -35,17 +35,11 @@ from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
 ACCURACY = "eval/heldout/greedy_accuracy"
-UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
-"""The figures of a run that has no step."""
 NAMED_RUNS = 4
 PRUNED = "pruned: "
 """What the reason of a pruned run begins with."""
 SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
 """Objectives that are means over held-out prompts."""
-
-
-Span = tuple[float, float]
-"""When a run was at work: start and end in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +65,12 @@ class SweepRun:
         return {record.step: record.metrics[metric] for record in steps if metric in record.metrics}
 
     @property
-    def spans(self) -> list[Span]:
-        """Its sessions: the first begins with the folder, others with a resume; each ends with its last record."""
-        marker, spans = self.folder.marker(), list[Span]()
+    def spans(self) -> list[tuple[float, float]]:
+        """Start and end of its sessions in seconds since 1970.
+
+        The first begins with the folder, others with a resume; each ends with its last record.
+        """
+        marker, spans = self.folder.marker(), list[tuple[float, float]]()
         for record in self.records:
             moment = datetime.fromisoformat(record.time).timestamp()
             if not spans:
@@ -85,21 +82,22 @@ class SweepRun:
 
 def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
     """Return the run of an arm with a seed."""
+    run = SweepRun(arm=arm, seed=seed, folder=folder)
     if not folder.config_file.exists():
-        return SweepRun(arm=arm, seed=seed, folder=folder)
+        return run
     try:
         journal = check_run(folder)
     except GrpoError as error:
-        return SweepRun(arm=arm, seed=seed, folder=folder, fault=str(error))
-    return SweepRun(arm=arm, seed=seed, folder=folder, records=journal.history, notes=journal.notes)
+        return replace(run, fault=str(error))
+    return replace(run, records=journal.history, notes=journal.notes)
 
 
 def read_runs(stored: StoredSweep) -> Iterator[SweepRun]:
     """Yield all runs that the sweep has begun or is to begin with the arms chosen so far."""
     arms = stored.dir.read_arms()
-    originals = [arm for arm in arms.values() if original_of(arm, arms) == arm.number]  # what was suggested again ran once
-    for arm, seed in itertools.product(originals, stored.plan.sweep.seeds):
-        yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
+    for arm, seed in itertools.product(arms.values(), stored.plan.sweep.seeds):
+        if original_of(arm, arms) == arm.number:  # what was suggested again ran once
+            yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
 
 
 def collect(stored: StoredSweep) -> SweepRuns:
@@ -138,16 +136,18 @@ def _stacked(tables: Iterable[tuple[SweepRun, pandas.DataFrame]]) -> pandas.Data
 
 def run_row(run: SweepRun, outcome: Outcome | None, objective: ObjectiveConfig) -> dict[str, Any]:
     """Return one run's row: what it was to be, how it ended (None while it has not), and what it reached."""
-    is_readable, state = run.fault is None and run.folder.config_file.exists(), "missing"
-    if run.folder.journal_file.exists():
-        state = "running" if lock_holder(run.folder.lock_file) is not None else "interrupted"
+    status, figures = "missing" if outcome is None else outcome.status, dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
+    if outcome is None and run.folder.journal_file.exists():
+        status = "running" if lock_holder(run.folder.lock_file) is not None else "interrupted"
+    if run.fault is None and run.folder.config_file.exists():
+        figures = measure(run.records, run.folder.read_config(), objective)
     return {
         "arm": run.arm.number,
         "seed": run.seed,
         **run.arm.values,
-        "status": "failed" if run.fault is not None else state if outcome is None else outcome.status,
+        "status": "failed" if run.fault is not None else status,
         "cause": run.fault or (outcome and outcome.cause),
-        **(measure(run.records, run.folder.read_config(), objective) if is_readable else UNMEASURED),
+        **figures,
         "wall_seconds": covered_seconds(run.spans) if run.records else math.nan,
         "run_dir": str(run.folder.path),
         "mlflow_run_id": mlflow_run_id(run.folder),
@@ -159,19 +159,25 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
 
     `effective_beta` is of the advantages that the run really had, without the groups of equal rewards.
     """
-    figures = UNMEASURED | {
+    steps = step_table(records)
+    figures = dict.fromkeys(MEASURES, math.nan) | {
+        "steps": 0,
         "accuracy_before": _evaluated(records, ACCURACY, 0),
         "advantage_rms_factor": advantage_rms_factor(config) or math.nan,
     }
-    steps, count = step_table(records), objective.last_steps
     if not len(steps):
         return figures
-    zero_std_frac = float(steps["group/zero_std_frac"].mean())
-    last = int(steps.index[-1])
-    is_final, drift = objective.is_of_evaluation, _at_end(steps, objective.kl_metric, count)
-    value = _evaluated(records, objective.metric, last) if is_final else _at_end(steps, objective.metric, count)
+    last, zero_std_frac = int(steps.index[-1]), float(steps["group/zero_std_frac"].mean())
+
+    def at_end(key: str) -> float:
+        measured: dict[Any, Any] = steps[key].dropna().to_dict() if key in steps else {}
+        found = figure_at_end(measured, key, end=last, count=objective.last_steps)
+        return math.nan if found is None else found
+
+    is_final, drift = objective.is_of_evaluation, at_end(objective.kl_metric)
+    value = _evaluated(records, objective.metric, last) if is_final else at_end(objective.metric)
     return figures | {
-        **{key: _at_end(steps, one.metric, count) for key, one in MEASURES.items() if one.metric is not None},
+        **{key: at_end(one.metric) for key, one in MEASURES.items() if one.metric is not None},
         "accuracy": _evaluated(records, ACCURACY, last),
         "drift": drift,
         "objective": value if objective.kl_penalty is None else value - objective.kl_penalty * drift,
@@ -188,14 +194,6 @@ def _evaluated(records: Sequence[Record], key: str, step: int) -> float:
     """Return a figure of the evaluation after a step; NaN where that policy was not evaluated, although an older one was."""
     found = evaluations_after(records, step).values()
     return next((float(record.metrics[key]) for record in found if key in record.metrics), math.nan)
-
-
-def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
-    """Return the value of a metric over the last `count` steps of the run; NaN where it was not measured in them."""
-    known: dict[Any, Any] = steps[key].dropna().to_dict() if key in steps else {}
-    measured = {int(step): float(value) for step, value in known.items()}
-    found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
-    return math.nan if found is None else found
 
 
 def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int) -> float | None:
@@ -244,7 +242,7 @@ def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: floa
     return scores if abs(float(scores.mean()) - value) < 1e-9 else None
 
 
-def covered_seconds(spans: Iterable[Span]) -> float:
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return how long at least one of some spans lasted.
 
     >>> covered_seconds([(5.0, 8.0), (0.0, 2.0), (1.0, 4.0)])
@@ -259,24 +257,20 @@ def covered_seconds(spans: Iterable[Span]) -> float:
 
 def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
     """Return why no further run begins, the sweep's hours or tokens being used up; None while they are not."""
-    if budget.hours is None and budget.tokens is None:
-        return None
-    read = list(runs)
-    hours = covered_seconds(span for run in read for span in run.spans) / 3600
-    if budget.hours is not None and hours >= budget.hours:
+    read = [] if budget.hours is None and budget.tokens is None else list(runs)
+    if budget.hours is not None and covered_seconds(span for run in read for span in run.spans) >= 3600 * budget.hours:
         return f"budget.hours: {budget.hours:g} are spent"
     tokens = sum(int(max(run.curve("progress/generated_tokens").values(), default=0)) for run in read)
-    if budget.tokens is not None and tokens >= budget.tokens:
-        return f"budget.tokens: {tokens} of {budget.tokens} are spent"
-    return None
+    is_spent = budget.tokens is not None and tokens >= budget.tokens
+    return f"budget.tokens: {tokens} of {budget.tokens} are spent" if is_spent else None
 
 
 def outcome_of(run: SweepRun, failure: str | None) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
-    arm, seed, (state, reason) = run.arm.number, run.seed, run_state(run.records, run.folder)
-    reason = (reason or "").removeprefix("STOP: ")
+    state, reason = run_state(run.records, run.folder)
+    status, why = state, (reason or "").removeprefix("STOP: ")
     if failure is not None or run.fault is not None or state not in ("finished", "stopped"):
-        why = run.fault or f"its training is {state}" + (f": {reason}" if reason else "")
-        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
-    status = "pruned" if reason.startswith(PRUNED) else state
-    return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED) or None)
+        status, why = "failed", failure or run.fault or f"its training is {state}" + (f": {why}" if why else "")
+    elif why.startswith(PRUNED):
+        status, why = "pruned", why.removeprefix(PRUNED)
+    return Outcome(arm=run.arm.number, seed=run.seed, status=status, cause=why or None)
