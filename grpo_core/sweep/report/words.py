@@ -46,26 +46,32 @@ DRIFT: Wording = ("{low} has lower drift than {high} by {amount}", "{low} lower 
 
 def answer(findings: Findings) -> tuple[str, ...]:
     """Return the answer: the question, the best arm, each knob with its drift and interactions, and what is missing."""
-    sweep = findings.sweep
+    sweep, config, objective = findings.sweep, findings.sweep.config, findings.sweep.config.objective
     kinds = Counter(kind for _, _, kind, _ in sweep.left_out)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     resume = f"; `{sweep.resume}` continues what is interrupted" if sweep.resume and "interrupted" in kinds else ""
     left_out = [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts}){resume}"] if kinds else []
     if sweep.complete.empty:
         return ("no run is complete with a known objective: there is nothing to compare yet", *left_out)
-    (awaited, seeds), planned = sweep.awaited, counted(len(sweep.config.seeds), "seed")
-    done = f"{seeds} of {planned} ({counted(awaited, 'run')} to come)"
-    return (
-        *([f"interim: {done}; no claims are made before all planned seeds are in"] if awaited else []),
+    (awaited, seeds), size = sweep.awaited, len(_tested(findings.sentences))
+    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
+    family = f"{size} statements are one family, in which the chance of even one false claim is at most 5 %"
+    done = f"{seeds} of {counted(len(config.seeds), 'seed')} ({counted(awaited, 'run')} to come)"
+    kept = f"{len(sweep.within)} of {counted(len(sweep.upper_drifts), 'arm')}"
+    over = f"; over it, so never the best: {arm_names(sweep.over)}" if sweep.over else ""
+    knobs = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in config.knobs]
+    lines = [
+        f"interim: {done}; no claims are made before all planned seeds are in" if awaited else "",
         *_question_lines(findings),
         *_best_lines(findings),
-        *_bound_lines(sweep),
+        f"within the bound of {objective.kl_bound} ({objective.kl_metric}): {kept}{over}" if objective.kl_bound else "",
         *_seeds_lines(findings),
-        *_knob_lines(findings),
+        *_on(sweep.prompts, [*knobs, *_interaction_lines(findings, "objective", "interaction of")]),
         *_drift_lines(findings),
-        *([] if awaited else _family_lines(findings)),
+        f"the lines above {asked}are exploratory: {family}" if size > 1 and not awaited else "",
         *left_out,
-    )
+    ]
+    return tuple(filter(None, lines))
 
 
 def new_prompts_text(found: Difference, sign: int = 1) -> str:
@@ -88,19 +94,6 @@ def _on(prompts: str, lines: Sequence[str]) -> list[str]:
 
 def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
     return [found for found in statements if not math.isnan(found.p)]
-
-
-# What the lines are about together
-
-
-def _family_lines(findings: Findings) -> list[str]:
-    size = len(_tested(findings.sentences))
-    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
-    line = (
-        f"the lines above {asked}are exploratory: {size} statements are one family, in which the chance of even one false "
-        "claim is at most 5 %"
-    )
-    return [line] if size > 1 else []
 
 
 def _seeds_lines(findings: Findings) -> list[str]:
@@ -132,15 +125,18 @@ def _best_lines(findings: Findings) -> list[str]:
     sweep, (ranked, seeds) = findings.sweep, ranked_arms(findings.sweep)
     if not ranked:
         return []
-    best, *rivals = ranked
+    (best, *rivals), count = ranked, len(ranked)
     score = with_half_width(*mean_and_half_width(sweep.values["objective"][best.number].values()))
-    line = f"best of {counted(len(ranked), 'arm')}: {best.name} (arm {best.number}): {score}"
-    line += f" ({PLUS_MINUS.format(seeds=seeds)})" if seeds > 1 else "; one seed shows no spread, so it ranks no arms"
+    spread = f" ({PLUS_MINUS.format(seeds=seeds)})" if seeds > 1 else "; one seed shows no spread, so it ranks no arms"
     shrunken = shrunken_means(sweep, ranked)[best.number]
-    line += "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {len(ranked)}"
+    luck = "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {count}"
     unranked = [arm for arm in sweep.arms if arm not in ranked and arm not in sweep.over]
-    others = [f"not ranked, with fewer complete seeds: {arm_names(unranked)}"] if unranked else []
-    return _on(sweep.prompts, [line, *(_rival_lines(findings, best, rivals) if seeds > 1 and rivals else ()), *others])
+    lines = [
+        f"best of {counted(count, 'arm')}: {best.name} (arm {best.number}): {score}{spread}{luck}",
+        *(_rival_lines(findings, best, rivals) if seeds > 1 and rivals else ()),
+        *([f"not ranked, with fewer complete seeds: {arm_names(unranked)}"] if unranked else ()),
+    ]
+    return _on(sweep.prompts, lines)
 
 
 def _rival_lines(findings: Findings, best: Arm, rivals: Sequence[Arm]) -> list[str]:
@@ -165,23 +161,13 @@ def _rival_lines(findings: Findings, best: Arm, rivals: Sequence[Arm]) -> list[s
         ends = " down to ".join(dict.fromkeys([*amounts[:1], *amounts[-1:]]))
         return f"better than {arms_of(len(arms), len(rivals))}" + (f", by {ends}: {arm_names(ordered)}" if ends else "")
 
-    pairs = counted(len(_tested(findings.differences)), "pair")
-    lines = [f"arm by arm, after correction over {pairs}: {by_amount(beaten)}"]
-    if alone:
-        why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
-        lines.append(f"arm by arm, {why}: {by_amount(alone)}")
-    if same:
-        none = "no difference established, not even alone"
-        lines.append(f"arm by arm, {none}: {arms_of(len(same), len(rivals))}: {arm_names(same)}")
-    return lines
-
-
-def _bound_lines(sweep: SweepRuns) -> list[str]:
-    objective = sweep.config.objective
-    over = f"; over it, so never the best: {arm_names(sweep.over)}" if sweep.over else ""
-    arms = f"{len(sweep.within)} of {counted(len(sweep.upper_drifts), 'arm')}"
-    line = f"within the bound of {objective.kl_bound} ({objective.kl_metric}): {arms}{over}"
-    return [] if objective.kl_bound is None else [line]
+    pairs, none = counted(len(_tested(findings.differences)), "pair"), "no difference established, not even alone"
+    why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
+    return [
+        f"arm by arm, after correction over {pairs}: {by_amount(beaten)}",
+        *([f"arm by arm, {why}: {by_amount(alone)}"] if alone else ()),
+        *([f"arm by arm, {none}: {arms_of(len(same), len(rivals))}: {arm_names(same)}"] if same else ()),
+    ]
 
 
 # Knobs
@@ -194,11 +180,6 @@ def _question_lines(findings: Findings) -> list[str]:
     between = "" if asked.levels is None else " " + " or ".join(level_name(asked.knob, level) for level in asked.levels)
     words = _knob_words(findings, asked.knob, "objective", question=True)
     return _on(findings.sweep.prompts, [f"the question, {knob_name(asked.knob)}{between}: {words}"])
-
-
-def _knob_lines(findings: Findings) -> list[str]:
-    lines = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.sweep.config.knobs]
-    return _on(findings.sweep.prompts, [*lines, *_interaction_lines(findings, "objective", "interaction of")])
 
 
 def _drift_lines(findings: Findings) -> list[str]:

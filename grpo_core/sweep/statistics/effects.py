@@ -194,8 +194,7 @@ def arm_differences(sweep: SweepRuns) -> tuple[Difference, ...]:
                     second=second.number,
                     first_name=first.name,
                     second_name=second.name,
-                    planned_pairs=max(len(sweep.config.seeds), len(seeds)),
-                    **paired([[(values[seed], others[seed])] for seed in seeds], of_prompts),
+                    **paired(sweep, 1, [[(values[seed], others[seed])] for seed in seeds], of_prompts),
                 )
             )
     return as_family(found)
@@ -228,18 +227,11 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str) -> list[Difference]:
             second=second,
             first_name=level_name(knob, first),
             second_name=level_name(knob, second),
-            planned_pairs=planned_pairs(sweep, settings, [(first,), (second,)], pairs),
-            **paired(pairs, matched(of_prompts, [(first,), (second,)])),
+            **paired(sweep, _shared(settings, [(first,), (second,)]), pairs, matched(of_prompts, [(first,), (second,)])),
         )
         for first, second, pairs in found
         if pairs
     ]
-
-
-def planned_pairs(sweep: SweepRuns, settings: Settings, keys: Sequence[Levels], pairs: Sequence[Sequence[object]]) -> int:
-    """Return how many pairs of some cells would enter were every run complete; never fewer than those that do."""
-    shared = sum(all(key in setting for key in keys) for setting in settings)
-    return max(shared * len(sweep.config.seeds), sum(map(len, pairs)))
 
 
 def _association(sweep: SweepRuns, knob: str, outcome: str, reason: str) -> Association:
@@ -254,7 +246,13 @@ def _association(sweep: SweepRuns, knob: str, outcome: str, reason: str) -> Asso
     return Association(outcome=outcome, knob=knob, p=p, family_p=p, rho=rho, reason=reason, **facts)
 
 
+def _shared(settings: Settings, keys: Sequence[Levels]) -> int:
+    return sum(all(key in setting for key in keys) for setting in settings)
+
+
 def paired(
+    sweep: SweepRuns,
+    shared: int,
     pairs: Sequence[Sequence[tuple[float, ...]]],
     by_prompt: Sequence[Sequence[tuple[np.ndarray, ...]]] = (),
     scale: float | None = None,
@@ -262,6 +260,8 @@ def paired(
     """Return fields of a `Difference`: the differences of matched pairs, averaged within each seed, and what they show.
 
     Args:
+        sweep: of the runs.
+        shared: settings of the other knobs in which a pair was planned.
         pairs: for each seed, (first, second) figures.
         by_prompt: the same pairs prompt by prompt; empty where they are not known.
         scale: size of the figures that rounding is measured against; of the pairs themselves if left out.
@@ -276,6 +276,7 @@ def paired(
         "p": estimate.p,
         "family_p": estimate.family_p,
         "pairs": sum(map(len, pairs)),
+        "planned_pairs": max(shared * len(sweep.config.seeds), sum(map(len, pairs))),
         "new_prompts": two_way_interval(scores) if len(scores) else (math.nan, math.nan),
     }
 
@@ -299,7 +300,7 @@ def simple_effects(sweep: SweepRuns, found: Difference) -> dict[Level, PairedEst
     """Return the effect of the interaction's knob, `second` minus `first`, at each level of the other one where it is known."""
     cells = cells_by_seed(sweep.settings([found.knob, found.other]), sweep.values[found.outcome])
     by_level = {level: matched(cells, [(found.first, level), (found.second, level)]) for level in sweep.levels(found.other)}
-    return {level: paired(pairs)["estimate"] for level, pairs in by_level.items() if pairs}
+    return {level: paired(sweep, 0, pairs)["estimate"] for level, pairs in by_level.items() if pairs}
 
 
 def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Difference]:
@@ -320,8 +321,13 @@ def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Dif
                     other=other,
                     at_first=at_first,
                     at_second=at_second,
-                    planned_pairs=planned_pairs(sweep, settings, four, known),
-                    **paired(known, [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)], scale),
+                    **paired(
+                        sweep,
+                        _shared(settings, four),
+                        known,
+                        [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)],
+                        scale,
+                    ),
                 )
             )
     return found
