@@ -66,10 +66,3 @@ def test_verdicts_that_a_bound_takes_part_in_are_journalled_beside_those_of_the_
         return [len(record.data.get("judged", ())) for record in records if record.kind == "step"]
 
     assert judged(read_journal(run_dir.journal_file)) == [2]
-
-
-def test_an_adapters_initial_policy_completes_the_probe_prompts_as_the_policy_did_at_first(
-    tiny_run: Callable[..., RunDir],
-) -> None:
-    figures = probed(tiny_run({**OPTIONS, "model.lora": {"rank": 2}, "training.steps": 2}))
-    assert figures[1]["kl/probe/forward_init"] == 0 < figures[2]["kl/probe/forward_init"]

@@ -129,19 +129,3 @@ def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Pat
     assert rows[["probe_kl_init", "drift", "objective"]].isna().all(axis=None)
     assert rows["kl_init_seq"].notna().all()
     assert math.isnan(tracked_metrics(client, sweep_dir, 1, 0)["sweep/objective"])
-
-
-def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_path: Path, client: Any) -> None:
-    sweep_dir = write_sweep(tmp_path, client, axes={"loss.beta": [0.1, 1.0]}, seeds=[0])
-    theirs = sweep_dir.report / "compare" / "thesis.tex"
-    theirs.parent.mkdir(parents=True)
-    theirs.touch()
-    page, answer, (problem,) = report_again(sweep_dir.path)
-    assert "it holds thesis.tex" in problem
-    assert f"`grpo report {sweep_dir.path}` tries again" in problem
-    assert answer[0].startswith("best of 2 arms")
-    assert "compare/compare.html" not in page.read_text()
-    theirs.unlink()
-    page, _, problems = report_again(sweep_dir.path)
-    assert problems == ()
-    assert 'href="compare/compare.html"' in page.read_text()

@@ -14,14 +14,13 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from grpo_core.errors import JournalError
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
-from grpo_core.run.figures import drift_figure, reward_figure, save_figures
+from grpo_core.run.figures import drift_figure, reward_figure
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.run.tables import step_table, sync_table
+from grpo_core.run.tables import sync_table
 
 SYNCS = (2, 4)
 
@@ -58,14 +57,6 @@ def run_dir(tmp_path: Path, tiny_config: Callable[..., Any]) -> RunDir:
 # Tables
 
 
-def test_the_step_table_has_a_row_a_step_and_a_column_a_metric(run_dir: RunDir) -> None:
-    table = step_table(write_run(run_dir))
-    assert list(table.index) == [1, 2, 3, 4, 5]
-    assert table.index.name == "step"
-    assert table["reward/mean"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert table["kl/init/drift"].isna().tolist() == [True, True, False, False, False]
-
-
 def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:
     table = sync_table(write_run(run_dir))
     assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance", "cause"]
@@ -87,24 +78,6 @@ def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw
     figure = draw(write_run(run_dir))
     assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]
     pyplot.close(figure)
-
-
-def test_the_figure_shows_the_values_of_the_journal(run_dir: RunDir) -> None:
-    figure = reward_figure(write_run(run_dir))
-    thin, mean = figure.axes[0].lines[:2]
-    assert list(thin.get_ydata()) == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert list(mean.get_ydata()) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
-    pyplot.close(figure)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_two_valid_images_are_saved(run_dir: RunDir, steps: int) -> None:
-    paths = save_figures(write_run(run_dir, steps), run_dir.report)
-    assert [path.name for path in paths] == ["reward.png", "kl.png"]
-    for path in paths:
-        height, width, _ = pyplot.imread(path).shape
-        assert (width, height) == (1080, 720)
-    assert pyplot.get_fignums() == []
 
 
 # Comparison of evaluations
@@ -222,8 +195,3 @@ def test_a_resumed_run_is_not_what_it_was_before(run_dir: RunDir) -> None:
     write_process(run_dir, os.getpid(), None)
     now = run_status(run_dir)
     assert (now.state, now.step) == ("running", 4)
-
-
-def test_a_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="give the folder of a run"):
-        run_status(RunDir(tmp_path))

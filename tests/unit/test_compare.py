@@ -1,12 +1,10 @@
 """Several runs side by side: names, colours, settings, first differences, paired differences, page, pictures and tables."""
 
-import base64
 import json
 import math
 import re
 import shutil
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,9 @@ from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.report.tables import outcome_table
 from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
-from grpo_core.sweep.statistics.runs import SweepRuns
 from tests.compared import STEPS, step_figures, write_compared
 from tests.support.pages import Page
-from tests.unit.test_sweep_report import FACTS
+from tests.unit.test_sweep_report import swept
 
 BETAS = (0.0, 0.04, 0.1)
 
@@ -74,10 +71,10 @@ def test_a_figure_at_the_end_is_of_the_same_steps_in_a_sweeps_report_and_in_the_
     ends = shared_ends("reward/mean", comparison.runs[0], comparison.runs[0])
     assert ends is not None
     assert row["reward"] == pytest.approx(ends[0]) == pytest.approx(math.fsum(rewards[-LAST_STEPS:]) / LAST_STEPS)
-    facts = replace(FACTS, knobs=(), last_steps=7)
-    table = outcome_table(SweepRuns(facts, pandas.DataFrame([{**row, "status": "finished", "objective": 1.0}])), None)
+    frame = pandas.DataFrame([{**row, "status": "finished", "objective": 1.0}])
+    table = outcome_table(swept(frame.assign(**{"loss.beta": 0.1}), ("loss.beta",), hold=None, objective={"last_steps": 7}))
     assert dict(zip(table.head, table.units, strict=True))["reward"] == "last 7 steps"
-    assert FACTS.last_steps == ObjectiveConfig().last_steps == LAST_STEPS
+    assert ObjectiveConfig().last_steps == LAST_STEPS
     assert f"means over a run's last {LAST_STEPS} steps" in render_comparison(comparison).replace("&#39;", "'")
 
 
@@ -108,18 +105,6 @@ def test_runs_are_named_by_what_differs_and_only_that_is_in_the_table_of_setting
 
 
 # Where the drift is
-
-
-def test_the_page_shows_where_the_drift_of_each_run_is_and_no_picture_of_runs_without_a_probe(
-    sweep: list[Path], tmp_path: Path
-) -> None:
-    page = write_comparison(compared(*sweep[:2]), tmp_path / "out")
-    picture = base64.b64encode((tmp_path / "out" / "places.png").read_bytes()).decode()
-    assert f'src="data:image/png;base64,{picture}"' in page.read_text()
-    short = [write_compared(tmp_path / name, steps=3).path for name in ("one", "two")]  # ended before their first probe
-    page = write_comparison(compared(*short), tmp_path / "out")
-    assert not (tmp_path / "out" / "places.png").exists()
-    assert 'id="places"' not in page.read_text()
 
 
 # First differences
@@ -246,14 +231,6 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_compared(sweep: l
     assert [one["run"] for one in comparison.document["not_read"]] == list(comparison.unread)
     with pytest.raises(JournalError, match="none of the runs can be read"):
         compared(damaged)
-
-
-def test_the_folder_of_a_sweep_stands_for_its_runs(sweep: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "sweep.json").write_text("{}")
-    for number, folder in enumerate(sweep[:3]):
-        shutil.copytree(folder, tmp_path / "runs" / f"arm-{number:03d}-seed-0")
-    assert [run.run.path.name for run in compared(tmp_path).runs] == ["arm-000-seed-0", "arm-001-seed-0", "arm-002-seed-0"]
 
 
 def test_too_many_runs_are_refused_and_of_a_sweep_some_are_shown(tmp_path: Path) -> None:
