@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -42,17 +42,12 @@ class Table:
         return frozenset(index for index, name in enumerate(self.head) if name in WORDY or index == 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
+class Picture(NamedTuple):
     """A saved PNG file."""
 
-    path: Path
+    data: str
+    """As a data URI."""
     alt: str
-
-    @property
-    def data(self) -> str:
-        """The file as a data URI."""
-        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
         if text not in powers:
             text.set_parse_math(False)
     figure.savefig(path, dpi=DPI)
-    return Picture(path=path, alt=alt)
+    return Picture("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), alt)
 
 
 def render(package: str, template: str, title: str, sections: list[Section], **values: Any) -> str:

@@ -54,11 +54,6 @@ class SweepRun:
     fault: str | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """What a note calls it."""
-        return f"arm {self.arm.number} seed {self.seed}"
-
     def curve(self, metric: str) -> dict[int, float]:
         """Return step -> figure of the steps at which a metric was measured."""
         steps = (record for record in self.records if record.kind == "step")
@@ -104,14 +99,17 @@ def collect(stored: StoredSweep) -> SweepRuns:
     """Return the runs of a sweep, with what was asked of them."""
     plan, sweep, outcomes, runs = stored.plan, stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
-    notes = {note: [run for run in runs if note in run.notes] for one in runs for note in one.notes}
+    names = [f"arm {run.arm.number} seed {run.seed}" for run in runs]
+    notes = {
+        note: [name for name, run in zip(names, runs, strict=True) if note in run.notes] for one in runs for note in one.notes
+    }
     by_prompt = {
         (run.arm.number, run.seed): scores
         for run, row in zip(runs, rows, strict=True)
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    of_journals = (f"{first_few([run.name for run in noted], NAMED_RUNS)}: {note}" for note, noted in notes.items())
+    of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in notes.items())
     return SweepRuns(
         name=stored.name,
         config=sweep,
