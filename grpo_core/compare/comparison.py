@@ -146,7 +146,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
 
 
 def _figure(found: FigureDifference | None) -> dict[str, Any] | None:
-    return found and {"step": found.step, "metric": found.key, "against": found.before, "run": found.now}
+    return None if found is None else {"step": found.step, "metric": found.key, "against": found.before, "run": found.now}
 
 
 def compare_sources(given: Sequence[Source], title: str | None = None) -> RunComparison:

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogFormatter
 from grpo_core.text import visible
 
 DPI = 120
-STYLE = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
+STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
 """Of matplotlib's pictures."""
 WORDY = frozenset(
     [

@@ -169,9 +169,8 @@ def describe_plan(plan: Plan) -> Iterator[str]:
 
 
 def _refuse_first(faults: Mapping[str, bool]) -> None:
-    for message, holds in faults.items():
-        if holds:
-            raise ConfigError(message)
+    if found := [message for message, holds in faults.items() if holds]:
+        raise ConfigError(found[0])
 
 
 def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
@@ -354,7 +353,7 @@ def _deciding(sweep: SweepConfig) -> dict[str, str]:
 def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[int]]:
     """Return the key that says how often a run measures a metric of steps, its value, and the steps at which it does."""
     metric, reference, steps = find_metric(key), config.reference, range(1, config.training.steps + 1)
-    when = "probe" if metric is not None and metric.is_probe else "step" if metric is None else metric.when
+    when: str = "probe" if metric is not None and metric.is_probe else "step" if metric is None else metric.when
     when = "distance" if key == "ref/param_distance" else when
     name, every = {
         "distance": ("reference.distance_every", reference.distance_every),

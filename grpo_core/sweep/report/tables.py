@@ -74,7 +74,7 @@ def _row(found: Statement) -> dict[str, object]:
         return {"kind": "association", **asdict(found)}
     estimate, names = found.estimate, (found.first_name, found.second_name)
     others = [level_name(found.other, level) for level in (found.at_first, found.at_second)]
-    levels = {"other_knob": found.other, "other_level_a": others[0], "other_level_b": others[1]}
+    levels: dict[str, object] = {"other_knob": found.other, "other_level_a": others[0], "other_level_b": others[1]}
     if found.knob:
         levels |= {"kind": "contrast", "knob": found.knob, "level_a": names[0], "level_b": names[1]}
     else:

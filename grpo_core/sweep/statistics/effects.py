@@ -181,9 +181,8 @@ def arm_differences(sweep: SweepRuns) -> tuple[Difference, ...]:
     """Return every pair of arms that share a complete seed, in the objective, the later arm minus the earlier, adjusted."""
     found = []
     for first, second in combinations(sweep.arms, 2):
-        (values, others), (scores, other_scores) = (
-            (figures[first.number], figures[second.number]) for figures in (sweep.values["objective"], sweep.scores)
-        )
+        values, others = (sweep.values["objective"][arm.number] for arm in (first, second))
+        scores, other_scores = (sweep.scores[arm.number] for arm in (first, second))
         if seeds := sorted(values.keys() & others.keys()):
             of_prompts = [[(scores[seed], other_scores[seed])] for seed in seeds if scores]
             found.append(
@@ -242,8 +241,16 @@ def _association(sweep: SweepRuns, knob: str, outcome: str, reason: str) -> Asso
     ranked = [(longest if level is None else level, mean) for level, mean in points]
     numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
     rho, p = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
-    facts = {"arms": len(numbers), "left_out": len(points) - len(numbers)}
-    return Association(outcome=outcome, knob=knob, p=p, family_p=p, rho=rho, reason=reason, **facts)
+    return Association(
+        outcome=outcome,
+        knob=knob,
+        p=p,
+        family_p=p,
+        rho=rho,
+        arms=len(numbers),
+        left_out=len(points) - len(numbers),
+        reason=reason,
+    )
 
 
 def _shared(settings: Settings, keys: Sequence[Levels]) -> int:
