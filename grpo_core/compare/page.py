@@ -111,8 +111,12 @@ def comparison_name(comparison: RunComparison) -> str:
 
     Letters, digits and dashes: it is part of a path.
     """
-    keys = "-".join(key.rpartition(".")[2] for key in comparison.settings)
-    return re.sub(r"[^A-Za-z0-9]+", "-", keys)[:NAME_CHARACTERS].strip("-") or "runs"
+    return (
+        re.sub(r"[^A-Za-z0-9]+", "-", "-".join(key.rpartition(".")[2] for key in comparison.settings))[:NAME_CHARACTERS].strip(
+            "-"
+        )
+        or "runs"
+    )
 
 
 def compare_sweep(stored: StoredSweep) -> tuple[str | None, str | None]:
@@ -165,9 +169,17 @@ def render_comparison(comparison: RunComparison, places: Picture | None = None) 
         Section("first", "Since when the runs differ", [FIRST_NOTE] * bool(firsts), [_firsts_table(comparison)]),
         _paired_section(comparison),
     ]
-    values = {"comparison": comparison, "document": document, "words": WORDS, "plotly": Markup(get_plotlyjs())}
-    data = Markup(_for_script({"document": document, "drawing": drawing}))
-    return render("grpo_core.compare", "compare.html.j2", comparison.title, sections, data=data, **values)
+    return render(
+        "grpo_core.compare",
+        "compare.html.j2",
+        comparison.title,
+        sections,
+        comparison=comparison,
+        document=document,
+        data=Markup(_for_script({"document": document, "drawing": drawing})),
+        words=WORDS,
+        plotly=Markup(get_plotlyjs()),
+    )
 
 
 def _for_script(value: Any) -> str:
@@ -176,8 +188,7 @@ def _for_script(value: Any) -> str:
     >>> print(_for_script({"name": "</script><!--"}))
     {"name": "\u003c/script\u003e\u003c!--"}
     """
-    text = json.dumps(value, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _run_table(comparison: RunComparison) -> Table:

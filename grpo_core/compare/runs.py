@@ -133,11 +133,12 @@ def name_lines(settings: Settings, runs: Sequence[Run]) -> list[str]:
     shown = [*short, *others[: NAMED_CHANGES if short else 2 * NAMED_CHANGES], *(key for key in settings if key == SEED)]
     texts = [_name_of({key: settings[key][index] for key in shown}) for index in range(len(runs))]
     counts = Counter(texts)
-    named = [
-        " · ".join([text or visible(run.name), *([visible(run.path.name)] if counts[text] > 1 else [])])
-        for text, run in zip(texts, runs, strict=True)
-    ]
-    return numbered(named)
+    return numbered(
+        [
+            " · ".join([text or visible(run.name), *([visible(run.path.name)] if counts[text] > 1 else [])])
+            for text, run in zip(texts, runs, strict=True)
+        ]
+    )
 
 
 def name_group(values: Mapping[str, Any]) -> str:

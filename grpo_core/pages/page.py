@@ -66,9 +66,13 @@ class Section:
 
 def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
     """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
-    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
-    logarithmic = [axis for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter)]
-    powers = {label for axis in logarithmic for label in axis.get_ticklabels(which="both")}
+    powers = {
+        label
+        for panel in figure.axes
+        for axis in (panel.xaxis, panel.yaxis)
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    }
     for text in figure.findobj(Text):
         if text not in powers:
             text.set_parse_math(False)

@@ -138,8 +138,16 @@ def render_page(
         known = sweep.complete[config.hold].dropna().tolist() if config.hold in sweep.complete else []
         measured = f": {min(known):,.0f} to {max(known):,.0f} in the complete runs" if len(known) else ""
         plan["Held"] = f"{config.hold or 'nothing, so the arms differ in data and compute, too'}{measured}"
-    values = {"sweep": sweep, "plan": plan, "answer": answer, "comparison": comparison}
-    return render("grpo_core.sweep.report", "report.html.j2", f"Sweep {sweep.name}", _sections(findings, pictures), **values)
+    return render(
+        "grpo_core.sweep.report",
+        "report.html.j2",
+        f"Sweep {sweep.name}",
+        _sections(findings, pictures),
+        sweep=sweep,
+        plan=plan,
+        answer=answer,
+        comparison=comparison,
+    )
 
 
 def _levels(sweep: SweepRuns, knob: str) -> str:

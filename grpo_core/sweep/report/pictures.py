@@ -274,7 +274,8 @@ def level_curves_figure(sweep: SweepRuns, knob: str) -> Figure | None:
         for level, colour in of_level.items():
             axes.plot(tables[level].groupby("step")[key].mean(), color=colour)
         axes.set(ylabel=LEVEL_CURVES[key], xlabel="step")
-    names = {level: f"{knob_name(knob)} {level_name(knob, level)}" for level in of_level}
-    handles = [Line2D([], [], color=colour, label=names[level]) for level, colour in of_level.items()]
+    handles = [
+        Line2D([], [], color=colour, label=f"{knob_name(knob)} {level_name(knob, level)}") for level, colour in of_level.items()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(5, len(handles)))
     return figure

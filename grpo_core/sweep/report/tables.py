@@ -93,8 +93,8 @@ def outcome_table(sweep: SweepRuns) -> Table:
     """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
     objective, measures = sweep.config.objective, [one for one in MEASURES.values() if one.table == "reached"]
     if objective.kl_bound is not None:
-        unit = f"{objective.kl_metric}, at most {objective.kl_bound:g}"
-        measures.append(replace(MEASURES["drift"], unit=unit, metric=objective.kl_metric))
+        bound = f"{objective.kl_metric}, at most {objective.kl_bound:g}"
+        measures.append(replace(MEASURES["drift"], unit=bound, metric=objective.kl_metric))
     of_steps = [metric is not None and not metric.is_probe for metric in (find_metric(one.metric or "") for one in measures)]
     window = f"last {objective.last_steps} steps"
     measures = [
@@ -115,8 +115,8 @@ def outcome_table(sweep: SweepRuns) -> Table:
 
 def cost_table(sweep: SweepRuns) -> Table:
     """Return what each arm used, and what else differs between arms."""
-    used = [measure for measure in MEASURES.values() if measure.table == "used"]
-    return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", used)
+    caption = "Arms: what they used and what else differs (means over seeds)"
+    return _arm_table(sweep, caption, [measure for measure in MEASURES.values() if measure.table == "used"])
 
 
 def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure]) -> Table:
@@ -206,7 +206,6 @@ def association_table(findings: Findings, outcome: str) -> Table:
 
 def secondary_table(findings: Findings) -> Table:
     """Return the contrasts in the other outcomes with p at most 0.05 after Holm's correction within their outcome."""
-    others = [outcome for outcome in findings.effects if outcome not in findings.interactions]
     return Table(
         caption="What else the knobs seem to change (corrected within each outcome alone, so no claims)",
         head=("outcome", "levels", "difference [95 %]", "Holm p"),
@@ -216,7 +215,8 @@ def secondary_table(findings: Findings) -> Table:
                 *(MEASURES[outcome].outcome, f"{knob_name(one.knob)}: {one.name}"),
                 *(estimate_text(one.estimate), p_text(one.holm_p)),
             )
-            for outcome in others
+            for outcome in findings.effects
+            if outcome not in findings.interactions
             for one in findings.contrasts(outcome)
             if one.holm_p <= ALPHA
         ),

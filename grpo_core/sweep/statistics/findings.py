@@ -119,7 +119,7 @@ def drift_measure(sweep: SweepRuns) -> str | None:
 def ranked_arms(sweep: SweepRuns) -> tuple[list[Arm], int]:
     """Return the arms with the most complete seeds that keep the bound, the highest mean objective first, and how many seeds.
 
-    None where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
+    Empty where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
     """
     values = sweep.values["objective"]
     arms = () if sweep.awaited[0] else sweep.within

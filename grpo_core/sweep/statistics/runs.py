@@ -100,9 +100,9 @@ class SweepRuns:
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """The arms that have a run, by number."""
-        rows = self.table.drop_duplicates("arm").sort_values("arm").to_dict("records")
         return tuple(
-            Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in self.config.knobs}) for row in rows
+            Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in self.config.knobs})
+            for row in self.table.drop_duplicates("arm").sort_values("arm").to_dict("records")
         )
 
     @cached_property
