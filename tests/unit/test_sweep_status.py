@@ -99,13 +99,6 @@ def test_a_sweep_whose_budget_is_spent_is_finished(
     assert sweep_status(stored.dir).state == state  # 60 + 30 minutes
 
 
-def test_a_folder_that_is_no_sweep_has_no_command(tmp_path: Path) -> None:
-    stored = make(tmp_path)
-    stored.dir.sweep_file.write_text("{")
-    assert command_that_resumes(stored.dir.path) is None
-    assert command_that_resumes(tmp_path / "nowhere") is None
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """A folder with an interrupted run, and an interrupted sweep of two runs."""
