@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,9 +20,10 @@ import torch
 from scipy import special
 
 from grpo_core.evaluation.statistics import Estimate, mean_share, paired_difference, pass_at_k, proportion
+from grpo_core.sweep.schema import PrimaryConfig, SweepConfig
 from grpo_core.sweep.statistics.findings import find
 from grpo_core.sweep.statistics.paired import paired_estimate, two_way_interval
-from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.training.measure import clustered_standard_error, masked_mean
 
 COVERS, FALSE = (0.92, 0.98), (0.0, 0.06)
@@ -212,14 +213,14 @@ def _null_sweep(
             for seed in range(seeds)
         ]
     )
-    facts = SweepFacts(
-        name="null", question="", knobs=KNOBS, seeds=tuple(range(seeds)), objective="objective", hold=None, sampler="grid",
-        concurrency=1, elapsed_seconds=None, notes=(), planned_runs=len(table),
-        primary=Primary(knob=KNOBS[0]) if primary else None,
+    config = SweepConfig(
+        base="null", axes=dict(zip(KNOBS, levels, strict=True)), seeds=tuple(range(seeds)),
+        primary=PrimaryConfig(knob=KNOBS[0]) if primary else None,
     )  # fmt: skip
+    sweep = SweepRuns(name="null", config=config, runs=table, planned_runs=len(table))
     looks = range(2 if peeking else seeds, seeds + 1)
     frames = (table.assign(status=np.where(table["seed"] < look, "finished", "missing")) for look in looks)
-    return any(one.is_claim for frame in frames for one in find(SweepRuns(facts, frame), OUTCOMES).sentences)
+    return any(one.is_claim for frame in frames for one in find(replace(sweep, runs=frame), OUTCOMES).sentences)
 
 
 def whole_reports() -> Iterable[Regime]:

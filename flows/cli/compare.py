@@ -33,7 +33,7 @@ def compare(
     for name in runs:
         refuse_credentials("RUN", name)
     from grpo_core.compare.comparison import compare_sources
-    from grpo_core.compare.files import write_comparison
+    from grpo_core.compare.page import write_comparison
     from tasks.tracking.fetch import located_runs
 
     with messages_to_stderr(as_json), located_runs(runs) as given:
@@ -52,7 +52,7 @@ def compare(
 
 
 def _new_folder(comparison: "RunComparison") -> Path:
-    from grpo_core.compare.files import ComparisonDir, comparison_name
+    from grpo_core.compare.page import ComparisonDir, comparison_name
     from grpo_core.run.flow_folder import make_folder
 
     folder = make_folder(comparison_name(comparison), COMPARISONS)

@@ -1,28 +1,147 @@
-"""The page of a comparison: its diagrams, drawn by plotly in the browser, and the tables below them."""
+"""A comparison in a folder of its own: its page, whose diagrams plotly draws in the browser, pictures, tables and JSON."""
 
 import json
+import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pandas
 from markupsafe import Markup
 
-from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.differences import OUTCOMES, RunDifference, shared_ends
-from grpo_core.compare.pictures import panels_with, sync_segments
-from grpo_core.compare.runs import ComparedRun
+from grpo_core.compare.comparison import (
+    OUTCOMES,
+    OVER_PROMPTS,
+    OVER_SEEDS,
+    RunComparison,
+    RunDifference,
+    compare_sources,
+    shared_ends,
+)
+from grpo_core.compare.pictures import panels_with, save_pictures, sync_segments
+from grpo_core.compare.runs import ComparedRun, Source, begun_runs
+from grpo_core.errors import FolderError, cause, raised_as
+from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages.page import Picture, Section, Table, render
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.sweep.display import UNKNOWN, bounds, first_few, level_name, p_text, plain
+from grpo_core.sweep.folder import StoredSweep
 
+logger = logging.getLogger(__name__)
+
+PAGE = "compare.html"
+OF_SWEEP = "compare"
+"""Folder of the comparison inside a sweep's report."""
+NAME_CHARACTERS = 40
+FIRSTS = [f"{name}_{key}" for name in ("first", "first_of_completions") for key in ("step", "metric", "against", "run")]
+TABLES = {
+    "runs": ("label", "name", "folder", "state", "reason", "last_step", "steps", "seed", "colour"),
+    "curves": ("run", "metric", "step", "value", "low", "high"),
+    "syncs": ("run", "step", "kl_before", "kl_after"),
+    "settings": ("key", "run", "value"),
+    "first_differences": ("run", "against", "shared_steps", *FIRSTS),
+    "paired_over_seeds": OVER_SEEDS,
+    "paired_over_prompts": OVER_PROMPTS,
+}
+"""CSV file -> its columns."""
 MOST_BANDS = 6
 """Runs whose standard errors are shaded on the page, where others can be hidden."""
 MOST_COLUMNS = 6
 """Runs that the table of settings has as columns; more become its rows."""
+
+
+@dataclass(frozen=True)
+class ComparisonDir(FlowDir):
+    """The folder of one comparison; another one in it replaces it."""
+
+    what: ClassVar[str] = "comparison folder"
+    option: ClassVar[str] = "--out"
+    kinds: ClassVar[tuple[str, ...]] = ("comparison",)
+
+
+def write_comparison(comparison: RunComparison, folder: Path) -> Path:
+    """Write a comparison into a folder that is empty, new, or holds an earlier comparison; return its page.
+
+    Raises:
+        FolderError: the folder holds something else, or cannot be written.
+    """
+    document = comparison.document
+    ComparisonDir(folder).mark("comparison")
+    with raised_as(FolderError, f"comparison folder {folder}: cannot be written ({{cause}}); give another --out", OSError):
+        for name, columns in TABLES.items():
+            table = _table(document, name).reindex(columns=list(columns))
+            write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode(errors="backslashreplace"))
+        write_whole(folder / "comparison.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+        pictures = save_pictures(comparison, folder)
+        write_whole(folder / PAGE, render_comparison(comparison, pictures.get("places")))
+    return folder / PAGE
+
+
+def _table(document: dict[str, Any], name: str) -> pandas.DataFrame:
+    """Return the rows of a CSV file, one a thing; columns that it does not have are left out."""
+    runs, rows = document["runs"], document.get(name, [])
+    if name == "curves":
+        curves = [{"run": run["label"], "metric": key, **curve} for run in runs for key, curve in run["curves"].items()]
+        rows = [{**row, "value": row["values"]} for curve in curves for row in _one_a_step(curve)]
+    elif name == "syncs":
+        rows = [row for run in runs for row in _one_a_step({"run": run["label"], **run["syncs"]})]
+    elif name == "settings":
+        rows = [
+            {"key": one["key"], "run": run["label"], "value": str(value)}
+            for one in rows
+            for run, value in zip(runs, one["values"], strict=True)
+        ]
+    return pandas.json_normalize(rows, sep="_")
+
+
+def _one_a_step(thing: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a thing with one entry of each of its lists, for each step."""
+    lists = {key: value for key, value in thing.items() if isinstance(value, list)}
+    rows = zip(*lists.values(), strict=True)
+    return [{**thing, **dict(zip(lists, row, strict=True)), "step": row[0]} for row in rows]
+
+
+def comparison_name(comparison: RunComparison) -> str:
+    """Return what the folder of a comparison is called after its time: the keys in which its runs differ.
+
+    Letters, digits and dashes: it is part of a path.
+    """
+    return (
+        re.sub(r"[^A-Za-z0-9]+", "-", "-".join(key.rpartition(".")[2] for key in comparison.settings))[:NAME_CHARACTERS].strip(
+            "-"
+        )
+        or "runs"
+    )
+
+
+def compare_sweep(stored: StoredSweep) -> tuple[str | None, str | None]:
+    """Write the comparison of a sweep's runs into its report's folder.
+
+    Returns:
+        Its page, relative to the report's folder; None where there is none. Then why the runs could not be compared, in one
+        line; None where they were, and where no run has begun.
+
+    Raises:
+        FolderError: the sweep's folder is not ours.
+    """
+    stored.dir.require_ours()
+    if not begun_runs(stored.dir):
+        return None, None
+    try:
+        comparison = compare_sources([Source(given=str(stored.dir.path), path=stored.dir.path)], f"Sweep {stored.name}: runs")
+        write_comparison(comparison, stored.dir.report / OF_SWEEP)
+    except Exception as error:  # whatever is wrong with it: the report of a sweep does not depend on it
+        logger.info("the comparison of %s failed", stored.dir.path, exc_info=True)
+        return None, cause(error)
+    return f"{OF_SWEEP}/{PAGE}", None
+
+
+# The page
 
 
 def render_comparison(comparison: RunComparison, places: Picture | None = None) -> str:
@@ -42,22 +161,25 @@ def render_comparison(comparison: RunComparison, places: Picture | None = None) 
         "smoothed": SMOOTHED,
         "most_bands": MOST_BANDS,
     }
+    seen, firsts = (places,) if places else (), comparison.firsts
     sections = [
-        _section("places", "Where the drift is", (PLACES_NOTE,) if places else (), pictures=(places,) if places else ()),
-        _section("runs", "Runs", (RUNS_NOTE,), _run_table(comparison)),
-        _section(
-            "settings", "What differs between the configurations", _settings_words(comparison), _settings_table(comparison)
-        ),
-        _section("first", "Since when the runs differ", (FIRST_NOTE,) if comparison.firsts else (), _firsts_table(comparison)),
-        _section("paired", "Paired differences", _paired_words(comparison), *_paired_tables(comparison)),
+        Section("places", "Where the drift is", [PLACES_NOTE] * len(seen), (), seen),
+        Section("runs", "Runs", [RUNS_NOTE], [_run_table(comparison)]),
+        _settings_section(comparison),
+        Section("first", "Since when the runs differ", [FIRST_NOTE] * bool(firsts), [_firsts_table(comparison)]),
+        _paired_section(comparison),
     ]
-    values = {"comparison": comparison, "document": document, "words": WORDS, "plotly": Markup(get_plotlyjs())}
-    data = Markup(_for_script({"document": document, "drawing": drawing}))
-    return render("grpo_core.compare", "compare.html.j2", comparison.title, sections, data=data, **values)
-
-
-def _section(anchor: str, title: str, words: Sequence[str], *tables: Table, pictures: tuple[Picture, ...] = ()) -> Section:
-    return Section(anchor=anchor, title=title, words=tuple(words), tables=tables, pictures=pictures)
+    return render(
+        "grpo_core.compare",
+        "compare.html.j2",
+        comparison.title,
+        sections,
+        comparison=comparison,
+        document=document,
+        data=Markup(_for_script({"document": document, "drawing": drawing})),
+        words=WORDS,
+        plotly=Markup(get_plotlyjs()),
+    )
 
 
 def _for_script(value: Any) -> str:
@@ -66,8 +188,7 @@ def _for_script(value: Any) -> str:
     >>> print(_for_script({"name": "</script><!--"}))
     {"name": "\u003c/script\u003e\u003c!--"}
     """
-    text = json.dumps(value, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _run_table(comparison: RunComparison) -> Table:
@@ -94,18 +215,15 @@ def _at_end(compared: ComparedRun, key: str) -> str:
     return UNKNOWN if ends is None else plain(ends[0])
 
 
-def _settings_words(comparison: RunComparison) -> list[str]:
-    if comparison.settings:
-        return ["Only keys that differ; where a run is tracked and what it is called there is left out."]
-    return ["The configurations are the same."] if len(comparison.runs) > 1 else []
-
-
-def _settings_table(comparison: RunComparison) -> Table:
+def _settings_section(comparison: RunComparison) -> Section:
+    words = "Only keys that differ; where a run is tracked and what it is called there is left out."
+    words = words if comparison.settings else "The configurations are the same."
     texts = {key: [level_name(key, value) for value in values] for key, values in comparison.settings.items()}
     table = pandas.DataFrame(texts, index=[one.label for one in comparison.runs])
     table = table.rename_axis("run") if len(table) > MOST_COLUMNS else table.T.rename_axis("key")
     head, *rows = [tuple(table.reset_index().columns), *table.itertuples(name=None)]
-    return Table(caption="Keys in which the runs differ", head=head, units=("",) * len(head), rows=tuple(rows))
+    shown = Table(caption="Keys in which the runs differ", head=head, units=("",) * len(head), rows=tuple(rows))
+    return Section("settings", "What differs between the configurations", [words] * (len(comparison.runs) > 1), [shown])
 
 
 def _firsts_table(comparison: RunComparison) -> Table:
@@ -129,13 +247,9 @@ def _first_cells(found: RunDifference) -> tuple[str, ...]:
     return str(first.step), first.key, *next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1]), steps
 
 
-def _paired_words(comparison: RunComparison) -> Sequence[str]:
-    if len(comparison.over_seeds) or len(comparison.over_prompts):
-        return PAIRED_NOTE
-    return (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
-
-
-def _paired_tables(comparison: RunComparison) -> tuple[Table, Table]:
+def _paired_section(comparison: RunComparison) -> Section:
+    is_paired = len(comparison.over_seeds) or len(comparison.over_prompts)
+    words = PAIRED_NOTE if is_paired else (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
     seeds = Table(
         caption="Over seeds: differences at the end of what each pair of runs has done",
         head=("figure", "run", "against", "difference [95 %]", "p", "Holm p", "seeds"),
@@ -157,7 +271,7 @@ def _paired_tables(comparison: RunComparison) -> tuple[Table, Table]:
             (one["run"], one["against"], _interval(one), str(one["n"])) for one in comparison.over_prompts.to_dict("records")
         ),
     )
-    return seeds, prompts
+    return Section("paired", "Paired differences", words, [seeds, prompts])
 
 
 def _interval(found: dict[Any, Any]) -> str:

@@ -1,22 +1,22 @@
 """What is drawn of a comparison, panel by panel; as PNG: the curves of all runs over each other, one legend below."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.differences import ACCURACY
+from grpo_core.compare.comparison import ACCURACY, RunComparison
 from grpo_core.compare.runs import ComparedRun
-from grpo_core.pages.page import Picture, save_picture
-from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, FORGETTING, Curve
+from grpo_core.pages.page import STYLE, Picture, save_picture
+from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, FORGETTING
 from grpo_core.run.figures import SMOOTHED, draw_band, draw_curve, panel_grid, places_figure, read_places, start_kl_at_zero
+from grpo_core.sweep.display import cut
 from grpo_core.text import visible
 
 STYLES: dict[str, Literal["-", "--", ":", "-."]] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -47,15 +47,20 @@ class Panel:
     is_kl: bool
 
 
-def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> Panel:
-    kind = CURVE_KINDS[points or key]
-    return Panel(title=kind.title, unit=kind.unit, line=key, points=points, smooth=smooth, is_kl=key.startswith("kl/"))
-
-
-PANELS = (
-    *map(_panel, ("kl/ref/drift", "kl/init/drift", "kl/probe/full_init", FORGETTING)),
-    *(_panel(key, smooth=True) for key in ("reward/mean", "completion/tokens/mean")),
-    _panel("eval/heldout_sample/greedy_accuracy", points=ACCURACY),
+PANELS = tuple(
+    Panel(
+        title=CURVE_KINDS[points or line].title,
+        unit=CURVE_KINDS[points or line].unit,
+        line=line,
+        points=points,
+        smooth=line in ("reward/mean", "completion/tokens/mean"),
+        is_kl=line.startswith("kl/"),
+    )
+    for line, points in (
+        *((key, None) for key in ("kl/ref/drift", "kl/init/drift", "kl/probe/full_init", FORGETTING)),
+        *((key, None) for key in ("reward/mean", "completion/tokens/mean")),
+        ("eval/heldout_sample/greedy_accuracy", ACCURACY),
+    )
 )
 Segment = tuple[int, float, float]
 """Step of a sync, and the lower and upper end of its line as shares of the height."""
@@ -72,14 +77,14 @@ def sync_segments(steps_of: Sequence[Sequence[int]]) -> list[list[Segment]]:
     >>> sync_segments([[5], [5, 10]])
     [[(5, 0.0, 0.5)], [(5, 0.5, 1.0), (10, 0.0, 1.0)]]
     """
-    runs_at = defaultdict[int, list[int]](list)
-    for index, steps in enumerate(steps_of):
-        for step in steps:
-            runs_at[step].append(index)
-    places = [
-        [(step, runs_at[step].index(index), len(runs_at[step])) for step in steps] for index, steps in enumerate(steps_of)
+    sharing = {step: [at for at, steps in enumerate(steps_of) if step in steps] for steps in steps_of for step in steps}
+    return [
+        [
+            (step, sharing[step].index(at) / len(sharing[step]), (sharing[step].index(at) + 1) / len(sharing[step]))
+            for step in steps
+        ]
+        for at, steps in enumerate(steps_of)
     ]
-    return [[(step, place / count, (place + 1) / count) for step, place, count in of_run] for of_run in places]
 
 
 def save_pictures(comparison: RunComparison, folder: Path) -> dict[str, Picture]:
@@ -95,15 +100,18 @@ def save_pictures(comparison: RunComparison, folder: Path) -> dict[str, Picture]
     return {name: save_picture(figure, folder / f"{name}.png", PICTURES[name]) for name, figure in figures.items()}
 
 
+@mpl.rc_context(STYLE)
 def comparison_figure(comparison: RunComparison, panels: Sequence[Panel]) -> Figure:
     """Return panels over the same steps, one below the other, with one legend for all."""
     runs = comparison.runs
+    names = [_shortened(one.label) for one in runs]
     handles = [
-        Line2D([], [], color=one.colour, linestyle=STYLES[one.dash], linewidth=2, label=_shortened(one.label)) for one in runs
+        Line2D([], [], color=one.colour, linestyle=STYLES[one.dash], linewidth=2, label=name)
+        for one, name in zip(runs, names, strict=True)
     ]
     if any(len(one.curves.syncs) for one in runs):
         handles.append(Line2D([], [], color="0.4", linestyle=":", label="reference sync, in the run's colour"))
-    columns = max(1, min(5, 110 // (8 + max(len(_shortened(one.label)) for one in runs))))
+    columns = max(1, min(5, 110 // (8 + max(map(len, names)))))
     figure, grid = panel_grid(len(panels), 1, (10.0, 2.7), 0.5 + 0.2 * -(-len(handles) // columns), sharex=True)
     segments = sync_segments([one.curves.syncs.steps.tolist() for one in runs])
     for axes, panel in zip(grid, panels, strict=True):
@@ -114,40 +122,31 @@ def comparison_figure(comparison: RunComparison, panels: Sequence[Panel]) -> Fig
         note = f" (thick: mean of {SMOOTHED} steps)" if panel.smooth else ""
         axes.set_title(f"{panel.title}{note}", loc="left", fontsize="medium", fontweight="bold")
         axes.set_ylabel(panel.unit)
-        axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.02)
     grid[-1].set_xlabel("step")
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
 def _draw_run(axes: Axes, panel: Panel, compared: ComparedRun, marks: Sequence[Segment], *, with_band: bool) -> None:
-    curve, look = compared.curves.get(panel.line), {"color": compared.colour}
+    curve, points = compared.curves.get(panel.line), compared.curves.get(panel.points or "")
+    look: dict[str, Any] = {"color": compared.colour}
     if panel.is_kl and with_band:
         draw_band(axes, curve, alpha=0.15, **look)
-    draw_curve(axes, curve, None, style=_style(compared, curve), smooth=panel.smooth, linewidth=1.6, markersize=3.5, **look)
-    _draw_evaluations(axes, compared.curves.get(panel.points or ""), look)
+    # A curve of few points, such as a probe's, has markers, without which it could not be seen.
+    few = curve is not None and (len(curve) <= 3 or len(curve) < (curve.steps[-1] - curve.steps[0]) / 2)
+    style = f"{STYLES[compared.dash]}{'o' if few else ''}"
+    draw_curve(axes, curve, None, style=style, smooth=panel.smooth, linewidth=1.6, markersize=3.5, **look)
+    draw_curve(axes, points, None, style="s", markersize=6, markeredgecolor="white", zorder=3, **look)
+    if points is not None and points.low is not None and points.high is not None:
+        bars = np.clip(np.vstack([points.values - points.low, points.high - points.values]), 0, None)
+        axes.errorbar(points.steps, points.values, yerr=bars, fmt="none", elinewidth=1, alpha=0.6, **look)
     for step, low, high in marks:
         axes.axvline(step + AFTER_STEP, low, high, linestyle=":", linewidth=1.3, alpha=0.8, **look)
 
 
-def _style(compared: ComparedRun, curve: Curve | None) -> str:
-    """Return the line of a run; a curve of few points, such as a probe's, has markers, without which it could not be seen."""
-    few = curve is not None and (len(curve) <= 3 or len(curve) < (curve.steps[-1] - curve.steps[0]) / 2)
-    return f"{STYLES[compared.dash]}{'o' if few else ''}"
-
-
-def _draw_evaluations(axes: Axes, curve: Curve | None, look: dict[str, Any]) -> None:
-    if curve is None:
-        return
-    axes.plot(curve.steps, curve.values, "s", markersize=6, markeredgecolor="white", zorder=3, **look)
-    if curve.low is not None and curve.high is not None:
-        bars = np.clip(np.vstack([curve.values - curve.low, curve.high - curve.values]), 0, None)
-        axes.errorbar(curve.steps, curve.values, yerr=bars, fmt="none", elinewidth=1, alpha=0.6, **look)
-
-
 def _shortened(label: str) -> str:
+    """Return the name of a run for a legend, which leaves out what begins with an underscore."""
     text = visible(label)
-    text = f" {text}" if text.startswith("_") else text  # matplotlib leaves out of the legend what begins with an underscore
-    return text if len(text) <= LEGEND_CHARACTERS else f"{text[: LEGEND_CHARACTERS - 1]}…"
+    return cut(f" {text}" if text.startswith("_") else text, LEGEND_CHARACTERS)

@@ -14,8 +14,8 @@ from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, c
 from grpo_core.run.curves import RunCurves
 from grpo_core.run.flow_folder import read_marker
 from grpo_core.run.opened import Run
-from grpo_core.sweep.display import KNOB_NAMES, arm_name, level_name
-from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
+from grpo_core.sweep.display import KNOB_NAMES, arm_name, cut, level_name
+from grpo_core.sweep.folder import SweepDir
 from grpo_core.text import visible
 
 MOST_RUNS = 60
@@ -69,22 +69,21 @@ def find_sources(given: Sequence[Source]) -> tuple[list[Source], list[str]]:
         ConfigError: there are more runs than one figure can show.
     """
     notes: list[str] = []
-    found = {one.path.expanduser().resolve(): one for source in given for one in _runs_of(source, notes)}
+    found: dict[Path, Source] = {}
+    for source in given:
+        runs, sweep_dir = [source], SweepDir(source.path)
+        if sweep_dir.sweep_file.exists():
+            begun = begun_runs(sweep_dir)
+            if not begun:
+                raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
+            if len(begun) > MOST_RUNS:
+                notes.append(f"{source.given} has {len(begun)} runs; shown are {MOST_RUNS} of them, the lowest seeds first")
+                begun = sorted(sorted(begun, key=lambda path: int(path.name.rpartition("-")[2]))[:MOST_RUNS])
+            runs = [Source(given=str(path), path=path) for path in begun]
+        found |= {one.path.expanduser().resolve(): one for one in runs}
     if len(found) > MOST_RUNS:
         raise ConfigError(f"{len(found)} runs are given; at most {MOST_RUNS} can be told apart in one figure: give fewer")
     return list(found.values()), notes
-
-
-def _runs_of(source: Source, notes: list[str]) -> list[Source]:
-    if not (source.path / SWEEP_FILE).exists():
-        return [source]
-    begun = begun_runs(SweepDir(source.path))
-    if not begun:
-        raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
-    if len(begun) > MOST_RUNS:
-        notes.append(f"{source.given} has {len(begun)} runs; shown are {MOST_RUNS} of them, the lowest seeds first")
-        begun = sorted(sorted(begun, key=lambda path: int(path.name.rpartition("-")[2]))[:MOST_RUNS])
-    return [Source(given=str(path), path=path) for path in begun]
 
 
 def begun_runs(sweep_dir: SweepDir) -> list[Path]:
@@ -134,11 +133,12 @@ def name_lines(settings: Settings, runs: Sequence[Run]) -> list[str]:
     shown = [*short, *others[: NAMED_CHANGES if short else 2 * NAMED_CHANGES], *(key for key in settings if key == SEED)]
     texts = [_name_of({key: settings[key][index] for key in shown}) for index in range(len(runs))]
     counts = Counter(texts)
-    named = [
-        " · ".join([text or visible(run.name), *([visible(run.path.name)] if counts[text] > 1 else [])])
-        for text, run in zip(texts, runs, strict=True)
-    ]
-    return numbered(named)
+    return numbered(
+        [
+            " · ".join([text or visible(run.name), *([visible(run.path.name)] if counts[text] > 1 else [])])
+            for text, run in zip(texts, runs, strict=True)
+        ]
+    )
 
 
 def name_group(values: Mapping[str, Any]) -> str:
@@ -147,9 +147,7 @@ def name_group(values: Mapping[str, Any]) -> str:
 
 
 def _name_of(values: Mapping[str, Any]) -> str:
-    texts = {key: level_name(key, value) for key, value in values.items()}
-    cut = {key: f"{text[: NAMED_CHARACTERS - 1]}…" for key, text in texts.items() if len(text) > NAMED_CHARACTERS}
-    return arm_name({key: cut.get(key, value) for key, value in values.items() if value != ABSENT})
+    return arm_name({key: cut(level_name(key, value), NAMED_CHARACTERS) for key, value in values.items() if value != ABSENT})
 
 
 def numbered(names: Sequence[str]) -> list[str]:

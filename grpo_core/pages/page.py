@@ -1,9 +1,10 @@
 """An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -14,6 +15,8 @@ from matplotlib.ticker import LogFormatter
 from grpo_core.text import visible
 
 DPI = 120
+STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
+"""Of matplotlib's pictures."""
 WORDY = frozenset(
     [
         *("levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"),
@@ -39,20 +42,15 @@ class Table:
         return frozenset(index for index, name in enumerate(self.head) if name in WORDY or index == 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
+class Picture(NamedTuple):
     """A saved PNG file."""
 
-    path: Path
+    data: str
+    """As a data URI."""
     alt: str
 
-    @property
-    def data(self) -> str:
-        """The file as a data URI."""
-        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """A heading, what it says, and what it shows.
 
@@ -61,21 +59,25 @@ class Section:
 
     anchor: str
     title: str
-    words: tuple[str, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    tables: tuple[Table, ...] = ()
+    words: Sequence[str]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
 
 
 def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
     """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
-    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
-    logarithmic = [axis for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter)]
-    powers = {label for axis in logarithmic for label in axis.get_ticklabels(which="both")}
+    powers = {
+        label
+        for panel in figure.axes
+        for axis in (panel.xaxis, panel.yaxis)
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    }
     for text in figure.findobj(Text):
         if text not in powers:
             text.set_parse_math(False)
     figure.savefig(path, dpi=DPI)
-    return Picture(path=path, alt=alt)
+    return Picture("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), alt)
 
 
 def render(package: str, template: str, title: str, sections: list[Section], **values: Any) -> str:
@@ -96,7 +98,7 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
     )
-    filled = [replace(one, tables=tuple(table for table in one.tables if table.rows)) for one in sections]
+    filled = [replace(one, tables=[table for table in one.tables if table.rows]) for one in sections]
     shown = [one for one in filled if one.words or one.pictures or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
 

@@ -1,7 +1,6 @@
 """The arms of a sweep: the values that its axes give them, what each changes of the base, and which of their runs is next."""
 
 import itertools
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +20,6 @@ Values = Mapping[str, Any]
 """What one arm sets: {key.path: value}."""
 Key = tuple[int, int]
 """(arm, seed)."""
-
-
-def count_arms(sweep: SweepConfig) -> int:
-    """Return how many arms the sweep has: the size of the grid, or the trials."""
-    size = math.prod(len(axis) for axis in sweep.axes.values() if not isinstance(axis, Range))
-    return size if sweep.trials is None else sweep.trials
 
 
 def grid(sweep: SweepConfig) -> Iterator[dict[str, Any]]:

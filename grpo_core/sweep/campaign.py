@@ -1,6 +1,8 @@
-"""What of a sweep is under way, and the next thing to do; which runs are not worth finishing.
+"""What of a sweep is under way, and the next thing to do; what starts its runs; which of them are not worth finishing.
 
-The folder holds what has ended (`outcomes.jsonl`), the study what was chosen; a campaign holds only what is under way.
+The folder holds what has ended (`outcomes.jsonl`), the study what was chosen; a campaign holds only what is under way. Runs are
+`local` processes, each on a GPU, or a `deployed` flow; both are polled for what has ended. A local run gets a GPU of its own as
+long as there are enough; else there are as few runs to a GPU as possible.
 
 A run is pruned by the journals, each against the other arms' runs of the same seed. Optuna's pruners know one value a trial
 and step, count finished trials only, and would compare runs of different seeds; with common random numbers that within a seed
@@ -10,24 +12,29 @@ asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 
 import itertools
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from grpo_core.errors import GrpoError
-from grpo_core.sweep.arms import Arm, Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
+from grpo_core.machine.gpus import SLOTS_VARIABLE, gpus
+from grpo_core.machine.locks import lock_holder
+from grpo_core.run.folder import RunDir
+from grpo_core.sweep.arms import Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
 from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.launcher import Ended, Job, Launcher
-from grpo_core.sweep.measures import figure_at_end
-from grpo_core.sweep.results import PRUNED, SweepRun, outcome_of, read_run, run_row, spent_budget
+from grpo_core.sweep.results import PRUNED, SweepRun, figure_at_end, outcome_of, read_run, run_row, spent_budget
 from grpo_core.sweep.schema import PrunerConfig
 
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
 
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 REWARD = "reward/mean"
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
@@ -35,6 +42,64 @@ LOOK_SECONDS = 2.0
 SHOWN_CHARACTERS = 160
 SILENCE_SECONDS = 60.0
 """After so long without a line, one reports how far the runs under way are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of a sweep."""
+
+    arm: int
+    seed: int
+    name: str
+    """`β=0.04 G=8 sync=10 seed=1`."""
+    base: Path
+    overrides: Mapping[str, Any]
+    run_dir: RunDir
+    log_file: Path
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(arm, seed)."""
+        return self.arm, self.seed
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether it is to be resumed."""
+        return self.run_dir.config_file.exists()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a flow works in its folder, whatever Prefect knows of it."""
+        return lock_holder(self.run_dir.lock_file) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run whose flow has ended."""
+
+    job: Job
+    failure: str | None = None
+    """Why its flow failed; None where it came to its end."""
+    cancelled: bool = False
+    """Whether a person has cancelled it."""
+    crashed: bool = False
+    """Whether its process was lost, so that it is worth another try."""
+
+
+class Launcher(Protocol):
+    """Starts runs and reports their ends."""
+
+    outlives_the_sweep: bool
+    """Whether runs continue by themselves when the sweep fails, to be found again when it is resumed."""
+
+    def start(self, job: Job) -> None:
+        """Begin a run, or resume one that was begun before."""
+
+    def poll(self) -> list[Ended]:
+        """Return the runs that have ended since the last poll."""
+
+    def interrupt(self) -> None:
+        """Ask all runs under way to finish their step and checkpoint, and wait for it as long as there is time."""
 
 
 class Campaign:
@@ -65,16 +130,13 @@ class Campaign:
         self._stored, self._study, self._launcher = stored, study, launcher
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
-        self._arms = study.arms()
-        self._outcomes = dict(outcomes)
+        self._arms, self._outcomes = study.arms(), dict(outcomes)
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
         self._read: dict[Key, tuple[int, SweepRun]] = {}
         """Size of a run's journal, and the run as it was then."""
         self._ended_before, self._began = len(outcomes), time.monotonic()
         self._said, self._next_look, self._is_spent = self._began, 0.0, False
-        self._show_percent()
-        self._dir.write_arms(self._arms)
         self._settle()
 
     def proceed(self) -> bool:
@@ -92,7 +154,11 @@ class Campaign:
     def _next(self) -> Key | None:
         """Return the run to begin next, asking the study for a new arm where all chosen ones are done or under way."""
         failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
-        if failed > self._sweep.failed_runs_allowed or self._budget_is_spent():
+        runs = (self._run((arm, seed)) for arm in self._arms for seed in self._sweep.seeds)
+        if not self._is_spent and (reason := spent_budget(self._sweep.budget, runs)) is not None:
+            self._is_spent = True
+            self._report_line(f"{reason}; no further run begins")
+        if self._is_spent or failed > self._sweep.failed_runs_allowed:
             return None
         while True:
             key = next_run(self._sweep, self._arms, self._outcomes, self._under_way)
@@ -100,7 +166,6 @@ class Campaign:
                 return key
             arm = self._study.ask()
             self._arms[arm.number] = arm
-            self._dir.write_arms(self._arms)
             self._settle()
 
     def _start(self, key: Key) -> None:
@@ -110,7 +175,7 @@ class Campaign:
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
             self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
-        job = Job(
+        self._under_way[key] = Job(
             arm=arm.number,
             seed=seed,
             name=arm.run_name(seed),
@@ -119,8 +184,7 @@ class Campaign:
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
         )
-        self._launcher.start(job)
-        self._under_way[key] = job
+        self._launcher.start(self._under_way[key])
         self._tries[key] += 1
 
     def _take(self, ended: Ended) -> None:
@@ -136,36 +200,27 @@ class Campaign:
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then report it."""
+        key = outcome.arm, outcome.seed
         self._dir.add_outcome(outcome)
-        self._outcomes[outcome.arm, outcome.seed] = outcome
-        self._show_percent()
-        cause = " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS]
+        self._outcomes[key] = outcome
+        cause, run, reached = " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS], self._run(key), ""
         ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
-        self._say(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{self._reached(outcome)}")
+        if outcome.status != "failed" and run.records:
+            row = run_row(run, outcome, self._sweep.objective)
+            reached = (
+                f", objective {plain(row['objective'])}, reward {plain(row['reward'])}, KL to the initial policy "
+                f"{plain(row['kl_init_seq'])} nats per completion, {duration(row['wall_seconds'])}"
+            )
+        self._say(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{reached}")
         self._settle()
-
-    def _reached(self, outcome: Outcome) -> str:
-        run = self._run((outcome.arm, outcome.seed))
-        if outcome.status == "failed" or not run.records:
-            return ""
-        row = run_row(run, outcome, self._sweep.objective)
-        return (
-            f", objective {plain(row['objective'])}, reward {plain(row['reward'])}, KL to the initial policy "
-            f"{plain(row['kl_init_seq'])} nats per completion, {duration(row['wall_seconds'])}"
-        )
 
     def _say(self, text: str) -> None:
         """Report a text between how far the sweep is and how long the rest takes."""
         self._said = time.monotonic()
-        elapsed, ended, total = self._said - self._began, len(self._outcomes), self._total()
+        elapsed, ended = self._said - self._began, len(self._outcomes)
+        total = total_runs(self._stored.plan.num_arms, self._sweep, self._arms)
         left = (total - ended) * elapsed / max(1, ended - self._ended_before)
         self._report_line(f"[{ended}/{total}] {text}; {duration(elapsed)}, about {duration(left)} left")
-
-    def _show_percent(self) -> None:
-        self._report_percent(100.0 * len(self._outcomes) / max(1, self._total()))
-
-    def _total(self) -> int:
-        return total_runs(self._stored.plan.num_arms, self._sweep, self._arms)
 
     def _run(self, key: Key) -> SweepRun:
         """Return a run as its folder holds it, read again only when its journal has grown."""
@@ -176,27 +231,30 @@ class Campaign:
         return self._read[key][1]
 
     def _settle(self) -> None:
-        """Report to the study every arm that is complete; a second suggestion of an arm gets what the first has reached."""
+        """Write down what was chosen, and report how far the sweep is; to the study what each arm that is complete has reached.
+
+        That is its mean objective over its seeds, that it was pruned, or that it failed. A second suggestion of an arm gets
+        what the first has reached.
+        """
+        total = total_runs(self._stored.plan.num_arms, self._sweep, self._arms)
+        self._report_percent(100.0 * len(self._outcomes) / max(1, total))
+        self._dir.write_arms(self._arms)
+        objective = self._sweep.objective
         for number in sorted(self._study.open_arms()):
             original = original_of(self._arms[number], self._arms)
-            if arm_has_ended(original, self._sweep, self._outcomes):
-                self._tell(number, self._arms[original])
-
-    def _tell(self, number: int, arm: Arm) -> None:
-        """Report to the study what an arm has reached: mean objective over its seeds, that it was pruned, or that it failed."""
-        objective = self._sweep.objective
-        ended = [key for seed in self._sweep.seeds if (key := (arm.number, seed)) in self._outcomes]
-        rows = [run_row(self._run(key), self._outcomes[key], objective) for key in ended]
-        pruned = next((row for row in rows if row["status"] == "pruned"), None)
-        if pruned is not None:
-            self._study.tell(number, None, pruned_at=(int(pruned["steps"]), float(pruned["reward"])))
-            return
-        value = fmean(row["objective"] for row in rows)
-        over = None if objective.kl_bound is None else fmean(row["drift"] for row in rows) - objective.kl_bound
-        if any(row["status"] == "failed" for row in rows) or math.isnan(value) or math.isnan(over or 0.0):
-            self._study.tell(number, None)
-        else:
-            self._study.tell(number, value, over_bound=over)
+            if not arm_has_ended(original, self._sweep, self._outcomes):
+                continue
+            ended = [key for seed in self._sweep.seeds if (key := (original, seed)) in self._outcomes]
+            rows = [run_row(self._run(key), self._outcomes[key], objective) for key in ended]
+            pruned = [(int(row["steps"]), float(row["reward"])) for row in rows if row["status"] == "pruned"]
+            value = fmean(row["objective"] for row in rows)
+            over = None if objective.kl_bound is None else fmean(row["drift"] for row in rows) - objective.kl_bound
+            if pruned:
+                self._study.tell(number, None, pruned_at=pruned[0])
+            elif any(row["status"] == "failed" for row in rows) or math.isnan(value) or math.isnan(over or 0.0):
+                self._study.tell(number, None)
+            else:
+                self._study.tell(number, value, over_bound=over)
 
     def _prune(self) -> None:
         """Stop the runs under way that are not worth finishing; judged at most every `LOOK_SECONDS`."""
@@ -211,13 +269,31 @@ class Campaign:
             if reason is not None and not own.folder.stop_file.exists():
                 own.folder.request_stop(reason)
 
-    def _budget_is_spent(self) -> bool:
-        """Return whether no further run may begin; what is spent stays spent, and is reported once."""
-        runs = (self._run((arm, seed)) for arm in self._arms for seed in self._sweep.seeds)
-        if not self._is_spent and (reason := spent_budget(self._sweep.budget, runs)) is not None:
-            self._is_spent = True
-            self._report_line(f"{reason}; no further run begins")
-        return self._is_spent
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there are none."""
+    given = os.environ.get(VISIBLE_VARIABLE)
+    if given is not None:
+        return tuple(part.strip() for part in given.split(",") if part.strip() and part.strip() != "-1")
+    return tuple(str(index) for index in range(len(gpus()[0])))
+
+
+def gpu_variables(available: Sequence[str], taken: Sequence[str], concurrency: int) -> dict[str, str]:
+    """Return the environment of the next run.
+
+    Args:
+        available: GPUs of the sweep.
+        taken: the GPU of each run under way.
+        concurrency: runs at a time; where they are more than the GPUs, the runs of one agree to share it.
+
+    >>> gpu_variables(("0", "1"), ("0",), 2)
+    {'CUDA_VISIBLE_DEVICES': '1'}
+    """
+    if not available:
+        return {}
+    chosen = min(available, key=taken.count)
+    share = -(-concurrency // len(available))
+    return {VISIBLE_VARIABLE: chosen, **({SLOTS_VARIABLE: str(share)} if share > 1 else {})}
 
 
 def prune_reason(

@@ -1,9 +1,9 @@
-"""What knobs, levels and arms are called, and how figures are written: in the command, Prefect, MLflow, tables and pictures."""
+"""What knobs, levels, arms and figures are called, and how they are written: in the command, MLflow, tables and pictures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_core.text import visible
 
@@ -239,6 +239,131 @@ def first_few(texts: Sequence[str], most: int = MOST_LISTED) -> str:
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters.
+
+    >>> cut("abcdef", 4), cut("abcd", 4)
+    ('abc…', 'abcd')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _signed(value: float, decimals: int) -> str:
     text = f"{value:.{decimals}f}"
     return text.lstrip("-") if not float(text) else text
+
+
+# The figures of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One figure of a run."""
+
+    key: str
+    """Column of the results; NaN where it is unknown."""
+    metric: str | None = None
+    """The metric of which it is the value of the last steps: their mean, of a probe the last one in them."""
+    table: Literal["reached", "used"] | None = None
+    """The table of arms that has a column of it, once any run has it."""
+    heading: str = ""
+    unit: str = ""
+    shown: Literal["spread", "mean", "count", "time"] = "spread"
+    """As mean ± half its interval, as a mean alone, as a whole number, or as a time."""
+    outcome: str = ""
+    """What it is called where the levels of knobs are compared in it; empty where they are not."""
+    drift: str = ""
+    """Unit and kind of a drift from the initial policy, for the answer."""
+    in_mlflow: bool = False
+    """Whether each run gets it as metric `sweep/<key>`, so that MLflow's compare page has it."""
+
+    def text(self, mean: float, half: float) -> str:
+        """Return a mean over runs as its table shows it, with half of its interval where it is shown with one."""
+        if self.shown == "time":
+            return duration(mean)
+        if self.shown == "count":
+            return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
+        return with_half_width(mean, half) if self.shown == "spread" else plain(mean)
+
+
+MEASURES = {
+    measure.key: measure
+    for measure in (
+        Measure(key="objective", table="reached", heading="objective", outcome="objective", in_mlflow=True),
+        Measure(
+            key="accuracy",
+            table="reached",
+            heading="held-out accuracy",
+            unit="share",
+            outcome="held-out accuracy",
+            in_mlflow=True,
+        ),
+        Measure(key="accuracy_before"),
+        Measure(
+            key="reward",
+            metric="reward/mean",
+            table="reached",
+            heading="reward",
+            outcome="reward at the end",
+            in_mlflow=True,
+        ),
+        Measure(key="kl_ref", metric="kl/ref/drift"),
+        Measure(key="kl_init", metric="kl/init/drift"),
+        Measure(
+            key="kl_ref_seq",
+            metric="kl/ref/seq",
+            table="reached",
+            heading="KL to the reference",
+            unit="nats/completion",
+            in_mlflow=True,
+        ),
+        Measure(
+            key="kl_init_seq",
+            metric="kl/init/seq",
+            table="reached",
+            heading="KL to the initial policy",
+            unit="nats/completion",
+            outcome="KL to the initial policy, nats per completion",
+            drift="nats per completion",
+            in_mlflow=True,
+        ),
+        Measure(
+            key="probe_kl_init",
+            metric="kl/probe/full_init",
+            table="reached",
+            heading="the same, exact",
+            unit="nats/token, last probe",
+            outcome="exact KL to the initial policy, nats per token (last probe)",
+            drift="exact, nats per token on the probe set",
+            in_mlflow=True,
+        ),
+        Measure(key="drift", heading="drift", in_mlflow=True),
+        Measure(key="steps", table="used", heading="steps", shown="count"),
+        Measure(key="completions", table="used", heading="completions", shown="count"),
+        Measure(key="tokens", table="used", heading="tokens", unit="generated", shown="count"),
+        Measure(
+            key="train_seconds",
+            table="used",
+            heading="training steps",
+            unit="time",
+            shown="time",
+            outcome="seconds in training steps",
+        ),
+        Measure(key="wall_seconds", table="used", heading="whole run", unit="time", shown="time"),
+        Measure(
+            key="zero_std_frac",
+            table="used",
+            heading="groups with equal rewards",
+            unit="share",
+            shown="mean",
+            outcome="share of groups with equal rewards",
+            in_mlflow=True,
+        ),
+        Measure(key="advantage_rms_factor", table="used", heading="advantage RMS factor", shown="mean", in_mlflow=True),
+        Measure(key="effective_beta", table="used", heading="effective β", shown="mean", in_mlflow=True),
+    )
+}
+OUTCOMES = tuple(key for key, measure in MEASURES.items() if measure.outcome)
+"""What effects.parquet says of each knob; the objective is the question, the rest explains it."""
+DRIFTS = ("probe_kl_init", "kl_init_seq")
+"""Measures of the drift from the initial policy, the better first."""

@@ -42,7 +42,7 @@ class SweepDir(FlowDir):
     """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
     results = Place("results")
     report = Place("report")
-
+    page = Place("report/report.html")
     vllm = Place("vllm")
     """vLLM servers that the runs hand on, for the owner alone."""
 
@@ -71,11 +71,10 @@ class SweepDir(FlowDir):
         self.mark("sweep")
         base = self.path / f"{plan.preset}.yaml"
         sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-        file = {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from}
         with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
             write_whole(base, dump_yaml(plan.base))
-            write_json(self.sweep_file, file)
+            write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from})
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -100,9 +99,14 @@ class SweepDir(FlowDir):
         with raised_as(SweepError, what, OSError, ValueError, LookupError, TypeError):
             file = read_json(self.sweep_file)
             base = self.path / Path(file["sweep"]["base"]).name  # the folder may have moved
-            plan = make_plan({**file["sweep"], "base": str(base)})
-            import_from = tuple(file["import_from"])
-            return StoredSweep(dir=self, id=file["id"], name=file["name"], plan=plan, base=base, import_from=import_from)
+            return StoredSweep(
+                dir=self,
+                id=file["id"],
+                name=file["name"],
+                plan=make_plan({**file["sweep"], "base": str(base)}),
+                base=base,
+                import_from=tuple(file["import_from"]),
+            )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""

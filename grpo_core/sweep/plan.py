@@ -1,5 +1,6 @@
 """What a sweep is about to do, checked before its first run: every arm's configuration, and what the arms say together."""
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +10,37 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
-from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
+from grpo_core.config import RunConfig, apply_overrides, check_consistency, derived, find_config
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.origin import find_sweep
-from grpo_core.errors import ConfigError, listed
-from grpo_core.sweep.arms import MOST_ARMS, arm_config, count_arms, grid
-from grpo_core.sweep.checks import check_arms, check_keys, counted_arms, warnings
+from grpo_core.config.section import Section
+from grpo_core.errors import ConfigError, listed, shown
+from grpo_core.metrics import find_metric, is_registered
+from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import arm_name, first_few
-from grpo_core.sweep.schema import Range, SweepConfig
+from grpo_core.sweep.schema import Axis, Range, SweepConfig
 
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
 SHOWN_ARMS = 40
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
+BETA, SYNC = "loss.beta", "reference.sync_steps"
+SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync", "ref/lag")
+"""Beginnings of the metrics whose value is decided before the first step."""
+EXACT_DRIFT = "kl/probe/full_init"
+CONTENTS = {
+    "eval": ("evaluation.verifier", "evaluation.pass_score", "evaluation.num_prompts"),
+    "reward": ("rewards",),
+    "group": ("rewards",),
+    "advantage": ("rewards", "advantage", "filtering.overlong_buffer_tokens"),
+    "loss": ("rewards", "advantage", "filtering", "loss"),
+    "filter": ("rewards", "filtering"),
+    "kl": ("rollout.temperature",),
+    "policy": ("rollout.temperature",),
+    "completion": ("rollout.max_completion_tokens",),
+}
+"""Area of a figure -> the keys that enter it directly, not through what was learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +83,18 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(listed(explain(error, SweepConfig))) from error
-    check_keys(sweep)
+    of_axes = [_axis_faults(sweep, key, axis) for key, axis in sweep.axes.items()]
+    for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
+        _refuse_first(faults)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_values(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
-    check_arms(sweep, configs)
+    _check_arms(sweep, configs)
     return Plan(
         sweep=sweep,
         base=base,
         preset=base_file.stem,
-        num_arms=count_arms(sweep),
+        num_arms=sweep.trials or len(configs),
         configs=tuple(configs),
         notes=tuple(_notes(sweep, configs)),
     )
@@ -86,9 +105,8 @@ def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]
     size = math.prod(2 if isinstance(axis, Range) else len(axis) for axis in sweep.axes.values())
     if size > MOST_ARMS:
         raise ConfigError(f"axes: {size} combinations are more than {MOST_ARMS}; shorten some axes, or use ranges")
-    points = list(grid(sweep))
     configs, faults = [], defaultdict[str, list[str]](list)
-    for values in points:
+    for values in grid(sweep):
         try:
             configs.append(arm_config(sweep, base, values))
         except ConfigError as error:
@@ -122,9 +140,9 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     }
     # + leaves out what is about no arm.
     return [
-        *counted_arms(+counts, configs),
+        *_counted_arms(+counts, configs),
         *(note for note, holds in notes.items() if holds),
-        *warnings(sweep, configs),
+        *_warnings(sweep, configs),
     ]
 
 
@@ -135,13 +153,247 @@ def describe_plan(plan: Plan) -> Iterator[str]:
     yield f"{plan.num_arms} arms x {seeds} = {plan.num_runs} runs of {plan.preset}"
     yield f"objective: {sweep.objective.metric}; sampler: {sweep.sampler}" + (f"; hold: {sweep.hold}" if sweep.hold else "")
     for number, (values, config) in enumerate(zip(grid(sweep), plan.configs[:SHOWN_ARMS], strict=False)):
-        factor, rollout = advantage_rms_factor(config), config.rollout
+        factor, rollout = derived.advantage_rms_factor(config), config.rollout
         spread = f"advantage_rms_factor {factor:.4f}; " if factor else ""
         yield (
             f"  {number:3d}  {arm_name(values)}: {rollout.num_prompts_per_step} x {rollout.group_size} completions a step; "
-            f"{spread}effective beta {weight_of_kl(config)}"
+            f"{spread}effective beta {derived.weight_of_kl(config)}"
         )
     if len(plan.configs) > SHOWN_ARMS:
         yield f"  ... and {len(plan.configs) - SHOWN_ARMS} more"
     yield from (f"warning: {note}" for note in plan.notes)
     yield f"{len(plan.notes)} warning(s); the sweep is valid"
+
+
+# What makes no sense: keys by themselves, what the arms say together, and what no run will measure
+
+
+def _refuse_first(faults: Mapping[str, bool]) -> None:
+    if found := [message for message, holds in faults.items() if holds]:
+        raise ConfigError(found[0])
+
+
+def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
+    """Return message -> whether keys contradict each other, or one has no effect beside the others."""
+    objective, pruner, group_size = sweep.objective, sweep.pruner, GROUP_SIZE in sweep.axes
+    neither, both = "neither pruner.reward nor pruner.kl_budget", "neither median nor pruner.kl_budget"
+    halving, has_rungs = "no pruner.reward successive_halving", pruner.kl_budget is not None or pruner.reward == "median"
+    idle: list[tuple[str, Section, str, bool, str]] = [
+        ("pruner.", pruner, "first_step", not pruner.is_on, neither),
+        ("pruner.", pruner, "window", not pruner.is_on, neither),
+        ("pruner.", pruner, "every_steps", not has_rungs, both),
+        ("pruner.", pruner, "min_arms", pruner.reward is None, "no pruner.reward"),
+        ("pruner.", pruner, "reduction_factor", pruner.reward != "successive_halving", halving),
+        ("runs.", sweep.runs, "deployment", sweep.runs.where == "local", "runs.where local"),
+        ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
+    ]
+    return {
+        f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
+            sweep.sampler == "grid" and sweep.trials is not None
+        ),
+        f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20": (
+            sweep.sampler != "grid" and sweep.trials is None
+        ),
+        f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound": (
+            objective.kl_penalty is not None and objective.kl_bound is not None
+        ),
+        **{
+            f"{prefix}{key}: {getattr(holder, key)} has no effect with {why}; leave it out": is_idle
+            and derived.is_changed(holder, key)
+            for prefix, holder, key, is_idle, why in idle
+        },
+        "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
+        f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, completions or "
+        "tokens": group_size and sweep.hold is None,
+        f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size and sweep.hold is not None,
+        f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
+            sweep.hold is not None and PROMPTS in sweep.axes
+        ),
+    }
+
+
+def _axis_faults(sweep: SweepConfig, key: str, axis: Axis) -> dict[str, bool]:
+    """Return message -> whether an axis varies nothing, something twice, or what the sweep itself sets."""
+    is_range, values = isinstance(axis, Range), () if isinstance(axis, Range) else axis
+    written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in values]
+    doubles = [value for value in written if written.count(value) > 1] or [""]
+    return {
+        f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`": (
+            key in ("training.seed", "rollout", "training") or key.split(".", maxsplit=1)[0] == "tracking"
+        ),
+        f"axes.{key}: also among overrides ({shown(sweep.overrides.get(key))}); give it once": key in sweep.overrides,
+        f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values": (
+            is_range and sweep.sampler == "grid"
+        ),
+        f"axes.{key}: only one value, {shown(values[:1])}, so nothing varies; put it into overrides": len(values) == 1,
+        f"axes.{key}: {doubles[0]} is listed {written.count(doubles[0])} times; list it once": len(doubles) > 1,
+    }
+
+
+def _primary_faults(sweep: SweepConfig) -> dict[str, bool]:
+    """Return message -> whether the arms cannot answer the question so."""
+    primary = sweep.primary
+    if primary is None:
+        return {}
+    axis, asked = (
+        sweep.axes.get(primary.knob),
+        {} if primary.levels is None else {"first": primary.first, "second": primary.second},
+    )
+    values = axis if isinstance(axis, tuple) else ()
+    unknown = [f"primary.{name}: {shown(value)}" for name, value in asked.items() if value not in values] or [""]
+    return {
+        f"primary.knob: {primary.knob} is not swept; name one of {', '.join(sweep.axes)}": axis is None,
+        f"primary.first: {primary.knob} is a range, whose values are not known; name the knob alone": (
+            isinstance(axis, Range) and bool(asked)
+        ),
+        f"{unknown[0]} is not among the values of axes.{primary.knob}: {', '.join(map(shown, values))}": bool(unknown[0]),
+    }
+
+
+def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
+    """Refuse a sweep in which an axis has no effect, or not alone its own, or whose objective some arm does not measure."""
+    idle = sum(derived.is_single_update(config) and derived.is_always_synced(config) for config in configs)
+    moved, objective = sum(map(derived.has_sync_rule, configs)), sweep.objective
+    wrong, example = "is no such metric; METRICS.md lists them, for example", "eval/heldout/pass_at_1 or reward/mean"
+    metric, kl_metric, found = objective.metric, objective.kl_metric, find_metric(objective.metric)
+    why = "follows from the configuration alone" if metric.startswith(SCHEDULED) else ""
+    why = why if found is None or found.deterministic else "depends on the machine and is another in every repetition"
+    _refuse_first(
+        {
+            f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
+            "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
+            "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
+            f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
+            "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
+            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
+            f"objective.metric: {metric!r} {wrong} {example}": not is_registered(metric),
+            f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
+                is_registered(kl_metric) and kl_metric.startswith("kl/")
+            ),
+            f"objective.metric: {metric} {why}, so it makes no arm better; give, for example, {example}": bool(why),
+        }
+    )
+    faults = Counter[str]()
+    for config in configs:
+        _refuse_first(_unmeasured(sweep, config))
+        lacking = {key: _missing_at_end(sweep, config, metric) for key, metric in _deciding(sweep).items()}
+        faults.update([f"{key}: {why}" for key, why in lacking.items() if why] + _idle_budget(sweep, config))
+    if faults:
+        raise ConfigError(listed(_counted_arms(faults, configs)))
+
+
+def _unmeasured(sweep: SweepConfig, config: RunConfig) -> dict[str, bool]:
+    """Return message -> whether an arm's configuration leaves the objective unmeasured."""
+    objective, metric, kl_metric = sweep.objective, sweep.objective.metric, sweep.objective.kl_metric
+    samples, k = config.evaluation.samples, list(config.evaluation.k)
+    is_sampled = bool(samples) and metric.rpartition("_")[2] in map(str, k)
+    is_probed = any(name.startswith("kl/probe/") for name in (metric, kl_metric))
+    return {
+        f"objective.metric: {metric} needs held-out prompts, data.eval_fraction is 0": (
+            objective.is_of_evaluation and config.data.eval_fraction == 0
+        ),
+        f"objective.metric: {metric} is not measured with evaluation.samples {samples} and evaluation.k {k}": (
+            metric.startswith("eval/heldout/pass_at_") and not is_sampled
+        ),
+        f"objective.metric: {metric} is not of the final evaluation, whose figures are eval/heldout/...": (
+            objective.is_of_evaluation and not metric.startswith("eval/heldout/")
+        ),
+        "hold: tokens needs overrides training.max_tokens, the tokens of each run": (
+            sweep.hold == "tokens" and config.training.max_tokens is None
+        ),
+        f"objective.kl_metric: {kl_metric} is measured only where probe.every_steps is set": (
+            is_probed and config.probe.every_steps is None
+        ),
+        f"objective.kl_metric: {kl_metric} is measured only where reference.kl_full_every is set": (
+            derived.is_exact(kl_metric) and derived.exact_every(config) is None
+        ),
+    }
+
+
+def _warnings(sweep: SweepConfig, configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield what the report will lack, and figures of the objective in which equal policies differ as an axis changes them."""
+    probed = [config for config in configs if measured_steps(config, EXACT_DRIFT)[2]]
+    if EXACT_DRIFT not in _deciding(sweep).values():
+        whys = (_missing_at_end(sweep, config, EXACT_DRIFT) for config in probed)
+        yield from _counted_arms(Counter(f"the report will lack the exact drift: {why}" for why in whys if why), configs)
+    objective = sweep.objective
+    prices = [objective.kl_metric] if objective.kl_penalty or objective.kl_bound else []
+    for figure in dict.fromkeys((objective.metric, *prices)):
+        if keys := _contained(sweep, figure, has_verifier=configs[0].evaluation.verifier is not None):
+            yield (
+                f"objective: {figure} contains {', '.join(keys)}, which the axes change: equal policies differ in it; maximise "
+                "a figure that means the same in every arm, such as eval/heldout/greedy_accuracy with one verifier"
+            )
+
+
+def _counted_arms(texts: Mapping[str, int], arms: Sequence[RunConfig]) -> tuple[str, ...]:
+    return tuple(f"{count} of {len(arms)} arms: {text}" for text, count in texts.items())
+
+
+def _contained(sweep: SweepConfig, figure: str, *, has_verifier: bool) -> list[str]:
+    """Return the swept keys that enter a figure directly; a single reward function, and an evaluation, know no weights."""
+    area, _, name = figure.partition("/")
+    parts = (*CONTENTS.get(area, ()), *(("rewards.0.fn", "rewards.0.args") if area == "eval" and not has_verifier else ()))
+    return [
+        key
+        for key in sweep.axes
+        if any(f"{part}.".startswith(f"{key}.") or f"{key}.".startswith(f"{part}.") for part in parts)
+        and not (key.endswith(".weight") and area == "reward" and "/" in name)
+    ]
+
+
+def _deciding(sweep: SweepConfig) -> dict[str, str]:
+    """Return the keys that decide which arm is best -> the metric of steps that each rests on."""
+    objective = sweep.objective
+    used = {} if objective.is_of_evaluation else {"objective.metric": objective.metric}
+    used |= {} if objective.kl_bound is None else {"objective.kl_bound": objective.kl_metric}
+    return used | ({} if objective.kl_penalty is None else {"objective.kl_penalty": objective.kl_metric})
+
+
+def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[int]]:
+    """Return the key that says how often a run measures a metric of steps, its value, and the steps at which it does."""
+    metric, reference, steps = find_metric(key), config.reference, range(1, config.training.steps + 1)
+    when: str = "probe" if metric is not None and metric.is_probe else "step" if metric is None else metric.when
+    when = "distance" if key == "ref/param_distance" else when
+    name, every = {
+        "distance": ("reference.distance_every", reference.distance_every),
+        "probe": ("probe.every_steps", config.probe.every_steps),
+        "sync": ("reference.sync_steps", reference.sync_steps),
+        "exact": ("reference.kl_full_every", derived.exact_every(config)),
+        "multi_update": ("loss.epochs_per_rollout", None if derived.is_single_update(config) else 1),
+    }.get(when, ("reference.kl_init_every", 1))
+    measured = [step for step in steps if every is not None and step % every == 0]
+    if key.startswith("kl/init/"):  # until the first sync the initial policy is the reference
+        first = 0 if derived.has_sync_rule(config) else reference.sync_steps or len(steps)
+        full = reference.kl_full_every if derived.is_exact(key) else 1
+        later = [step for step in measured if full is not None and step % full == 0 and step % reference.kl_init_every == 0]
+        measured = [step for step in measured if step <= first] + [step for step in later if step > first]
+        every = every if derived.is_exact(key) else reference.kl_init_every
+    return name, every, measured
+
+
+def _missing_at_end(sweep: SweepConfig, config: RunConfig, key: str) -> str | None:
+    """Return why the last steps of a run hold no figure of a metric, and what to change; None where they hold one."""
+    last_steps, steps, (name, every, measured) = sweep.objective.last_steps, config.training.steps, measured_steps(config, key)
+    if not measured:
+        return f"{key} is never measured in the {steps} steps (training.steps) of a run"
+    fault = (
+        f"{key} is measured for the last time at step {measured[-1]} ({name} {every}), before the last {last_steps} of {steps} "
+        f"steps (objective.last_steps, training.steps), so no run has it at its end; let {name} divide {steps}, or set "
+        f"objective.last_steps to {steps - measured[-1] + 1} or more"
+    )
+    return fault if measured[-1] <= max(0, steps - last_steps) else None
+
+
+def _idle_budget(sweep: SweepConfig, config: RunConfig) -> list[str]:
+    """Return that the budget of the drift prunes nothing, where the drift is measured nowhere that it looks."""
+    pruner, metric = sweep.pruner, sweep.objective.kl_metric
+    looks, measured = pruner.budget_rungs(config.training.steps), measured_steps(config, metric)[2]
+    sees = any(look - pruner.window < step <= look for look in looks for step in measured)
+    if pruner.kl_budget is None or not looks or sees:
+        return []
+    return [
+        f"pruner.kl_budget: {pruner.kl_budget:g} can never prune: {metric} is not measured in the {pruner.window} steps "
+        f"(pruner.window) up to any step at which it is compared (pruner.first_step {pruner.first_step}, every "
+        f"{pruner.every_steps}); compare at steps that measure it, or set a larger pruner.window"
+    ]

@@ -1,10 +1,15 @@
-"""What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone."""
+"""What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone.
+
+A figure of every step is noisy, so the last steps are averaged. A probe is not: it measures the policy as it is at one step,
+and a mean over several probes would describe policies that the run has left behind. Steps count, never measurements: the last
+five measurements of a figure that is measured every ten steps are most of the run, not its end.
+"""
 
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,53 +21,25 @@ from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import evaluations_after, table_file
 from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
+from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
+from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
 from grpo_core.run.tables import read_table, step_table, sync_table
-from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
-from grpo_core.sweep.display import first_few
+from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
+from grpo_core.sweep.display import MEASURES, first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
-from grpo_core.sweep.measures import MEASURES, figure_at_end
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
+from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
 ACCURACY = "eval/heldout/greedy_accuracy"
-UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
-"""The figures of a run that has no step."""
 NAMED_RUNS = 4
 PRUNED = "pruned: "
 """What the reason of a pruned run begins with."""
 SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
 """Objectives that are means over held-out prompts."""
-
-
-Span = tuple[float, float]
-"""When a run was at work: start and end in seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """A sweep's tables."""
-
-    runs: pandas.DataFrame
-    """One row an arm and seed: swept keys, status, cause, and the figures of `MEASURES`."""
-    steps: pandas.DataFrame
-    """One row an arm, seed and step: every metric of the step."""
-    syncs: pandas.DataFrame
-    """One row an arm, seed and reference sync."""
-    notes: tuple[str, ...]
-    """What a reader of the figures should know about the journals."""
-    by_prompt: Mapping[Key, pandas.Series]
-    """(arm, seed) -> the objective prompt by prompt, of the finished runs of which it is known."""
-    elapsed_seconds: float
-    """In which any run was at work."""
-    budget_spent: bool
-    """Whether no further run begins, the sweep's hours or tokens being used up."""
-
-    def statuses(self) -> dict[str, int]:
-        """Return how many runs ended in which way."""
-        return {str(status): int(count) for status, count in self.runs["status"].value_counts().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +54,18 @@ class SweepRun:
     fault: str | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """What a note calls it."""
-        return f"arm {self.arm.number} seed {self.seed}"
-
     def curve(self, metric: str) -> dict[int, float]:
         """Return step -> figure of the steps at which a metric was measured."""
         steps = (record for record in self.records if record.kind == "step")
         return {record.step: record.metrics[metric] for record in steps if metric in record.metrics}
 
     @property
-    def spans(self) -> list[Span]:
-        """Its sessions: the first begins with the folder, others with a resume; each ends with its last record."""
-        marker, spans = self.folder.marker(), list[Span]()
+    def spans(self) -> list[tuple[float, float]]:
+        """Start and end of its sessions in seconds since 1970.
+
+        The first begins with the folder, others with a resume; each ends with its last record.
+        """
+        marker, spans = self.folder.marker(), list[tuple[float, float]]()
         for record in self.records:
             moment = datetime.fromisoformat(record.time).timestamp()
             if not spans:
@@ -102,42 +77,50 @@ class SweepRun:
 
 def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
     """Return the run of an arm with a seed."""
+    run = SweepRun(arm=arm, seed=seed, folder=folder)
     if not folder.config_file.exists():
-        return SweepRun(arm=arm, seed=seed, folder=folder)
+        return run
     try:
         journal = check_run(folder)
     except GrpoError as error:
-        return SweepRun(arm=arm, seed=seed, folder=folder, fault=str(error))
-    return SweepRun(arm=arm, seed=seed, folder=folder, records=journal.history, notes=journal.notes)
+        return replace(run, fault=str(error))
+    return replace(run, records=journal.history, notes=journal.notes)
 
 
 def read_runs(stored: StoredSweep) -> Iterator[SweepRun]:
     """Yield all runs that the sweep has begun or is to begin with the arms chosen so far."""
     arms = stored.dir.read_arms()
-    originals = [arm for arm in arms.values() if original_of(arm, arms) == arm.number]  # what was suggested again ran once
-    for arm, seed in itertools.product(originals, stored.plan.sweep.seeds):
-        yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
+    for arm, seed in itertools.product(arms.values(), stored.plan.sweep.seeds):
+        if original_of(arm, arms) == arm.number:  # what was suggested again ran once
+            yield read_run(stored.dir.run_dir(arm.number, seed), arm, seed)
 
 
-def collect(stored: StoredSweep) -> Results:
-    """Return the tables of a sweep."""
-    sweep, outcomes, runs = stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
+def collect(stored: StoredSweep) -> SweepRuns:
+    """Return the runs of a sweep, with what was asked of them."""
+    plan, sweep, outcomes, runs = stored.plan, stored.plan.sweep, stored.dir.read_outcomes(), list(read_runs(stored))
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
-    notes = {note: [run for run in runs if note in run.notes] for one in runs for note in one.notes}
+    names = [f"arm {run.arm.number} seed {run.seed}" for run in runs]
+    notes = {
+        note: [name for name, run in zip(names, runs, strict=True) if note in run.notes] for one in runs for note in one.notes
+    }
     by_prompt = {
         (run.arm.number, run.seed): scores
         for run, row in zip(runs, rows, strict=True)
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    columns = ["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
-    return Results(
-        runs=pandas.DataFrame(rows, columns=columns),
+    of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in notes.items())
+    return SweepRuns(
+        name=stored.name,
+        config=sweep,
+        runs=pandas.DataFrame(rows, columns=run_columns(sweep)),
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
-        notes=tuple(f"{first_few([run.name for run in noted], NAMED_RUNS)}: {note}" for note, noted in notes.items()),
         by_prompt=by_prompt,
+        notes=(*plan.notes, *of_journals),
+        planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
+        resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         budget_spent=spent_budget(sweep.budget, runs) is not None,
     )
 
@@ -151,16 +134,18 @@ def _stacked(tables: Iterable[tuple[SweepRun, pandas.DataFrame]]) -> pandas.Data
 
 def run_row(run: SweepRun, outcome: Outcome | None, objective: ObjectiveConfig) -> dict[str, Any]:
     """Return one run's row: what it was to be, how it ended (None while it has not), and what it reached."""
-    is_readable, state = run.fault is None and run.folder.config_file.exists(), "missing"
-    if run.folder.journal_file.exists():
-        state = "running" if lock_holder(run.folder.lock_file) is not None else "interrupted"
+    status, figures = "missing" if outcome is None else outcome.status, dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
+    if outcome is None and run.folder.journal_file.exists():
+        status = "running" if lock_holder(run.folder.lock_file) is not None else "interrupted"
+    if run.fault is None and run.folder.config_file.exists():
+        figures = measure(run.records, run.folder.read_config(), objective)
     return {
         "arm": run.arm.number,
         "seed": run.seed,
         **run.arm.values,
-        "status": "failed" if run.fault is not None else state if outcome is None else outcome.status,
+        "status": "failed" if run.fault is not None else status,
         "cause": run.fault or (outcome and outcome.cause),
-        **(measure(run.records, run.folder.read_config(), objective) if is_readable else UNMEASURED),
+        **figures,
         "wall_seconds": covered_seconds(run.spans) if run.records else math.nan,
         "run_dir": str(run.folder.path),
         "mlflow_run_id": mlflow_run_id(run.folder),
@@ -172,19 +157,25 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
 
     `effective_beta` is of the advantages that the run really had, without the groups of equal rewards.
     """
-    figures = UNMEASURED | {
+    steps = step_table(records)
+    figures = dict.fromkeys(MEASURES, math.nan) | {
+        "steps": 0,
         "accuracy_before": _evaluated(records, ACCURACY, 0),
         "advantage_rms_factor": advantage_rms_factor(config) or math.nan,
     }
-    steps, count = step_table(records), objective.last_steps
     if not len(steps):
         return figures
-    zero_std_frac = float(steps["group/zero_std_frac"].mean())
-    last = int(steps.index[-1])
-    is_final, drift = objective.is_of_evaluation, _at_end(steps, objective.kl_metric, count)
-    value = _evaluated(records, objective.metric, last) if is_final else _at_end(steps, objective.metric, count)
+    last, zero_std_frac = int(steps.index[-1]), float(steps["group/zero_std_frac"].mean())
+
+    def at_end(key: str) -> float:
+        measured: dict[Any, Any] = steps[key].dropna().to_dict() if key in steps else {}
+        found = figure_at_end(measured, key, end=last, count=objective.last_steps)
+        return math.nan if found is None else found
+
+    is_final, drift = objective.is_of_evaluation, at_end(objective.kl_metric)
+    value = _evaluated(records, objective.metric, last) if is_final else at_end(objective.metric)
     return figures | {
-        **{key: _at_end(steps, one.metric, count) for key, one in MEASURES.items() if one.metric is not None},
+        **{key: at_end(one.metric) for key, one in MEASURES.items() if one.metric is not None},
         "accuracy": _evaluated(records, ACCURACY, last),
         "drift": drift,
         "objective": value if objective.kl_penalty is None else value - objective.kl_penalty * drift,
@@ -203,12 +194,29 @@ def _evaluated(records: Sequence[Record], key: str, step: int) -> float:
     return next((float(record.metrics[key]) for record in found if key in record.metrics), math.nan)
 
 
-def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
-    """Return the value of a metric over the last `count` steps of the run; NaN where it was not measured in them."""
-    known: dict[Any, Any] = steps[key].dropna().to_dict() if key in steps else {}
-    measured = {int(step): float(value) for step, value in known.items()}
-    found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
-    return math.nan if found is None else found
+def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int) -> float | None:
+    """Return what a metric says of the last steps up to `end`; None where it was not measured in them.
+
+    Args:
+        values: the figure by step, of the steps where it was measured.
+        key: the metric; of a probe the last measurement counts, of any other the mean.
+        end: the last step that counts.
+        count: how many steps count, `end` included.
+
+    >>> figure_at_end({10: 1.0, 20: 2.0, 30: 3.0}, "kl/probe/full_init", end=30, count=15)
+    3.0
+    >>> figure_at_end({10: 1.0, 20: 2.0, 30: 3.0}, "kl/init/seq", end=30, count=15)
+    2.5
+    >>> figure_at_end({10: 1.0, 20: 2.0}, "kl/probe/full_init", end=30, count=5) is None
+    True
+    """
+    steps = sorted(step for step in values if end - count < step <= end)
+    if not steps:
+        return None
+    metric = find_metric(key)
+    if metric is not None and metric.is_probe:
+        return values[steps[-1]]
+    return sum(values[step] for step in steps) / len(steps)
 
 
 def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: float) -> pandas.Series | None:
@@ -232,7 +240,7 @@ def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: floa
     return scores if abs(float(scores.mean()) - value) < 1e-9 else None
 
 
-def covered_seconds(spans: Iterable[Span]) -> float:
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return how long at least one of some spans lasted.
 
     >>> covered_seconds([(5.0, 8.0), (0.0, 2.0), (1.0, 4.0)])
@@ -247,24 +255,20 @@ def covered_seconds(spans: Iterable[Span]) -> float:
 
 def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
     """Return why no further run begins, the sweep's hours or tokens being used up; None while they are not."""
-    if budget.hours is None and budget.tokens is None:
-        return None
-    read = list(runs)
-    hours = covered_seconds(span for run in read for span in run.spans) / 3600
-    if budget.hours is not None and hours >= budget.hours:
+    read = [] if budget.hours is None and budget.tokens is None else list(runs)
+    if budget.hours is not None and covered_seconds(span for run in read for span in run.spans) >= 3600 * budget.hours:
         return f"budget.hours: {budget.hours:g} are spent"
     tokens = sum(int(max(run.curve("progress/generated_tokens").values(), default=0)) for run in read)
-    if budget.tokens is not None and tokens >= budget.tokens:
-        return f"budget.tokens: {tokens} of {budget.tokens} are spent"
-    return None
+    is_spent = budget.tokens is not None and tokens >= budget.tokens
+    return f"budget.tokens: {tokens} of {budget.tokens} are spent" if is_spent else None
 
 
 def outcome_of(run: SweepRun, failure: str | None) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
-    arm, seed, (state, reason) = run.arm.number, run.seed, run_state(run.records, run.folder)
-    reason = (reason or "").removeprefix("STOP: ")
+    state, reason = run_state(run.records, run.folder)
+    status, why = state, (reason or "").removeprefix("STOP: ")
     if failure is not None or run.fault is not None or state not in ("finished", "stopped"):
-        why = run.fault or f"its training is {state}" + (f": {reason}" if reason else "")
-        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)
-    status = "pruned" if reason.startswith(PRUNED) else state
-    return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED) or None)
+        status, why = "failed", failure or run.fault or f"its training is {state}" + (f": {why}" if why else "")
+    elif why.startswith(PRUNED):
+        status, why = "pruned", why.removeprefix(PRUNED)
+    return Outcome(arm=run.arm.number, seed=run.seed, status=status, cause=why or None)

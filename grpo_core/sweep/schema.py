@@ -36,9 +36,8 @@ class Range(Section):
             f"low {low} must be above 0 with log": self.log and low <= 0,
             f"step {step} contradicts log; leave one out": self.log and step is not None,
         }
-        for fault, is_there in faults.items():
-            if is_there:
-                raise ValueError(fault)
+        if found := [fault for fault, is_there in faults.items() if is_there]:
+            raise ValueError(found[0])
         return self
 
     @property

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,16 +72,14 @@ def sweep_status(sweep_dir: SweepDir) -> SweepStatus:
     statuses = Counter(outcome.status for outcome in outcomes.values())
     begun = [(arm, seed) for arm in arms for seed in sweep.seeds if sweep_dir.run_dir(arm, seed).config_file.exists()]
     is_whole = len(arms) >= stored.plan.num_arms and next_run(sweep, arms, outcomes, ()) is None
+    state = "interrupted" if begun or outcomes else "not started"
     if lock_holder(sweep_dir.lock_file) is not None:
         state = "running"
     elif statuses["failed"] > sweep.failed_runs_allowed:
         state = "failed"
     elif is_whole or spent_budget(sweep.budget, read_runs(stored)) is not None:
         state = "finished"
-    else:
-        state = "interrupted" if begun or outcomes else "not started"
-    retry = " --retry-failed" if state == "failed" else ""
-    command = f"grpo sweep --resume {path_argument(sweep_dir.path)}{retry}"
+    command = f"grpo sweep --resume {path_argument(sweep_dir.path)}{' --retry-failed' if state == 'failed' else ''}"
     return SweepStatus(
         state=state,
         name=stored.name,
@@ -135,7 +133,7 @@ def list_folders(folder: Path) -> list[Listed]:
     return sorted(listed, key=lambda entry: (entry.started, entry.path.name), reverse=True)
 
 
-def best_accuracy(records: list[Record]) -> float | None:
+def best_accuracy(records: Sequence[Record]) -> float | None:
     """Return the highest held-out greedy accuracy of a journal after its first step; None where none was measured."""
     keys = [f"eval/{name}/greedy_accuracy" for name in (HELD_OUT, HELD_OUT_SAMPLE)]
     evaluated = [record.metrics for record in records if record.kind == "eval" and record.step > 0]
@@ -150,7 +148,9 @@ def _read(path: Path) -> Listed | None:
         if marker is None or marker.kind in ("comparison", "export"):
             return None
         kind, started = marker.kind, datetime.fromisoformat(marker.created)
+        is_held = lock_holder(FlowDir(path).lock_file) is not None
         facts = _of_sweep(SweepDir(path)) if kind == "sweep" else _of_run(RunDir(path), kind)
+        facts = facts | ({"state": "running"} if is_held else {})
     except (GrpoError, OSError, ValueError) as error:
         started = datetime.fromtimestamp((path / MARKER_FILE).lstat().st_mtime, UTC)
         facts["fault"] = cause(error)
@@ -158,30 +158,20 @@ def _read(path: Path) -> Listed | None:
 
 
 def _of_run(run_dir: RunDir, kind: str) -> dict[str, Any]:
-    is_held = lock_holder(run_dir.lock_file) is not None
     if not run_dir.config_file.exists() and not run_dir.journal_file.exists():
-        return {"state": "running" if is_held else "not started"}
+        return {"state": "not started"}
     journal = check_run(run_dir)
     facts = {"preset": run_dir.read_origin().preset, "accuracy": best_accuracy(journal.history)}
     if kind == "evaluation":
-        return {**facts, "state": "running" if is_held else "finished" if any(run_dir.eval.glob("*.json")) else "died"}
-    status = run_status(run_dir, journal)
-    return {
-        **facts,
-        "state": "running" if is_held else status.state,
-        "done": status.step,
-        "total": status.steps,
-        "resume": resume_command(run_dir, journal=journal),
-    }
+        return {**facts, "state": "finished" if any(run_dir.eval.glob("*.json")) else "died"}
+    status, resume = run_status(run_dir, journal), resume_command(run_dir, journal=journal)
+    return {**facts, "state": status.state, "done": status.step, "total": status.steps, "resume": resume}
 
 
 def _of_sweep(sweep_dir: SweepDir) -> dict[str, Any]:
     if not sweep_dir.sweep_file.exists():
-        return {"state": "running" if lock_holder(sweep_dir.lock_file) else "not started"}
-    status, found = sweep_status(sweep_dir), list[float | None]()
-    for file in sweep_dir.runs.glob("*/config.json"):
-        with contextlib.suppress(GrpoError, OSError):
-            found.append(best_accuracy(check_run(RunDir(file.parent)).history))
+        return {"state": "not started"}
+    status, found = sweep_status(sweep_dir), [best_accuracy(run.records) for run in read_runs(sweep_dir.read())]
     return {
         "state": status.state,
         "preset": status.name,

@@ -42,7 +42,7 @@ class ArmSampler(RandomSampler):
     ) -> Any:
         """Return the value of one key of one trial."""
         if self._grid:
-            return _encode(self._grid[trial.number][param_name])
+            return json.dumps(self._grid[trial.number][param_name])
         seed = derived_seed(self._sweep.sampler_seed, trial.number, param_name)
         tpe = TPESampler(seed=seed, multivariate=False, n_startup_trials=TPE_STARTUP)
         searcher = tpe if self._sweep.sampler == "tpe" else RandomSampler(seed=seed)
@@ -69,7 +69,7 @@ class SweepStudy:
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sweep = stored.plan.sweep
-        self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
+        self._axes, self._distributions = sweep.axes, {key: _distribution(axis) for key, axis in sweep.axes.items()}
         url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{stored.dir.study_file.resolve()}"
         remedy = f"correct `study` or {STUDY_VARIABLE} to where the sweep began, or start its server"
         with raised_as(SweepError, f"study: {kept_uri(url)} cannot be used ({{cause}}); {remedy}", Exception):
@@ -120,24 +120,14 @@ class SweepStudy:
         if set(params) != set(self._distributions):
             live = trial if isinstance(trial, Trial) else Trial(self._study, trial._trial_id)
             params = {key: live._suggest(key, distribution) for key, distribution in self._distributions.items()}
-        return Arm(number=trial.number, values={key: _decode(params[key]) for key in self._distributions})
+        values = {key: params[key] if isinstance(axis, Range) else json.loads(params[key]) for key, axis in self._axes.items()}
+        return Arm(number=trial.number, values=values)
 
 
 def _distribution(axis: Any) -> BaseDistribution:
+    """Return the values of an axis for Optuna, listed ones as JSON: it can hold neither lists nor mappings."""
     if not isinstance(axis, Range):
-        return CategoricalDistribution([_encode(value) for value in axis])
+        return CategoricalDistribution([json.dumps(value) for value in axis])
     if axis.is_whole:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.log, step=int(axis.step or 1))
     return FloatDistribution(float(axis.low), float(axis.high), log=axis.log, step=axis.step)
-
-
-LIST = "json:"
-"""Before a list or a mapping, which Optuna cannot hold as they are."""
-
-
-def _encode(value: Any) -> Any:
-    return LIST + json.dumps(value) if isinstance(value, list | tuple | dict) else value
-
-
-def _decode(value: Any) -> Any:
-    return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value

@@ -19,7 +19,7 @@ from prefect.states import Cancelling
 from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.sweep.launcher import Ended, Job
+from grpo_core.sweep.campaign import Ended, Job
 from tasks.away import prefect_may_be_away
 
 logger = logging.getLogger(__name__)

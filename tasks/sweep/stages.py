@@ -21,9 +21,8 @@ from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.campaign import Campaign
+from grpo_core.sweep.campaign import Campaign, Launcher
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
 from tasks.away import ProgressArtifact, prefect_may_be_away
@@ -41,8 +40,7 @@ from tasks.tracking.store import TrackedRun, refuse_foreign
 from tasks.tracking.sweep import log_results, read_parent
 
 if TYPE_CHECKING:
-    from grpo_core.sweep.report.files import SweepReport
-    from grpo_core.sweep.results import Results
+    from grpo_core.sweep.statistics.runs import SweepRuns
 
 POLL_SECONDS = 0.2
 INTERRUPTED = (
@@ -178,15 +176,15 @@ class SweepSummary:
 @task(name="report-sweep", cache_policy=NO_CACHE)
 def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
     """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
-    results, report, problems = _report(stored, tracked)
+    sweep, answer, problems = _report(stored, tracked)
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
+        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", stored.dir.page), answer)
         create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
     return SweepSummary(
         sweep_path=stored.dir.path,
-        page=report.page,
-        answer=report.answer,
-        statuses=results.statuses(),
+        page=stored.dir.page,
+        answer=answer,
+        statuses=sweep.statuses(),
         tracked=tracked,
         problems=problems,
     )
@@ -199,22 +197,22 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
         SweepError: the folder holds no sweep.
     """
     stored = SweepDir(sweep_path).read()
-    _, report, problems = _report(stored, read_parent(stored.dir))
-    return report.page, report.answer, problems
+    _, answer, problems = _report(stored, read_parent(stored.dir))
+    return stored.dir.page, answer, problems
 
 
-def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
+def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["SweepRuns", tuple[str, ...], tuple[str, ...]]:
     """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
-    from grpo_core.compare.files import compare_sweep
+    from grpo_core.compare.page import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
     again = f"`grpo report {path_argument(stored.dir.path)}` tries again"
     comparison, fault = compare_sweep(stored)
-    results, report = make_report(stored, comparison)
+    sweep, answer = make_report(stored, comparison)
     problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
     try:
         if tracked is not None:
-            log_results(tracked, stored, results, report.answer)
+            log_results(tracked, stored, sweep, answer)
     except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
         problems.append(f"the report is not in MLflow ({cause(error)}); {again}")
-    return results, report, tuple(problems)
+    return sweep, answer, tuple(problems)

@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
+from grpo_core.sweep.display import MEASURES
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from grpo_core.sweep.measures import MEASURES
 from grpo_core.text import for_code, for_markdown, visible
 from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted
@@ -24,7 +24,7 @@ from tasks.tracking.training import OPENING_REMEDY, Status
 from tasks.tracking.view import SavedView, ensure_view
 
 if TYPE_CHECKING:
-    from grpo_core.sweep.results import Results
+    from grpo_core.sweep.statistics.runs import SweepRuns
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
     }
 
 
-def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
+def log_results(tracked: TrackedRun, stored: StoredSweep, results: "SweepRuns", answer: tuple[str, ...]) -> None:
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
     refuse_copy(client.get_run(tracked.run_id), stored.dir, "report on that one")

@@ -18,7 +18,7 @@ from tenacity import Retrying, stop_after_attempt
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import cause
 from grpo_core.metrics import REGISTRY
-from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.display import MEASURES
 from grpo_core.text import for_terminal
 
 logger = logging.getLogger(__name__)

@@ -3,18 +3,15 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, State
 
 from grpo_core.errors import SweepError
 from grpo_core.machine.locks import try_lock
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.launcher import Ended, Job
-from tasks.sweep import deployed
+from grpo_core.sweep.campaign import Ended, Job
 from tasks.sweep.deployed import DeploymentLauncher
 
 pytestmark = pytest.mark.proof
@@ -128,21 +125,6 @@ def test_a_run_whose_sweep_was_cancelled_just_now_is_begun_again_once_it_is_over
     assert [end.crashed for end in again.poll()] == [True]
     again.start(job)
     assert len(flow_runs(job)) == 2
-
-
-def test_an_outage_is_outlasted(job: Job, launcher: Callable[[], DeploymentLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([httpx.ConnectError("no server"), httpx.ReadTimeout("restarting")])
-
-    def away(named: FlowRunFilter) -> list[FlowRun]:
-        for error in answers:
-            raise error
-        return read(named)
-
-    read = deployed._read
-    monkeypatch.setattr(deployed, "_read", away)
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
-    launcher().start(job)
-    assert len(flow_runs(job)) == 1
 
 
 def test_a_deployment_that_is_not_there_is_refused_by_name(job: Job) -> None:

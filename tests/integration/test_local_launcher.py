@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.launcher import Job
+from grpo_core.sweep.campaign import Job
 from tasks.sweep.local import LocalLauncher
 
 

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Record, read_journal
+from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 
 OPTIONS = {
@@ -61,15 +61,5 @@ def test_a_table_holds_what_the_journal_has_the_means_of(tiny_run: Callable[...,
 def test_verdicts_that_a_bound_takes_part_in_are_journalled_beside_those_of_the_step(tiny_run: Callable[..., RunDir]) -> None:
     run_dir = tiny_run({**OPTIONS, "rewards": [{"fn": "math_answer"}], "training.steps": 1})
     probed(run_dir)
-
-    def judged(records: list[Record]) -> list[int]:
-        return [len(record.data.get("judged", ())) for record in records if record.kind == "step"]
-
-    assert judged(read_journal(run_dir.journal_file)) == [2]
-
-
-def test_an_adapters_initial_policy_completes_the_probe_prompts_as_the_policy_did_at_first(
-    tiny_run: Callable[..., RunDir],
-) -> None:
-    figures = probed(tiny_run({**OPTIONS, "model.lora": {"rank": 2}, "training.steps": 2}))
-    assert figures[1]["kl/probe/forward_init"] == 0 < figures[2]["kl/probe/forward_init"]
+    steps = [record for record in read_journal(run_dir.journal_file) if record.kind == "step"]
+    assert [len(step.data.get("judged", ())) for step in steps] == [2]

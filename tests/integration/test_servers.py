@@ -17,7 +17,7 @@ from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.server import PYTHON_VARIABLE, SlotServers, VllmServer, lent_client
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.launcher import Ended, Job
+from grpo_core.sweep.campaign import Ended, Job
 from tasks.sweep import local
 
 ROOT = Path(__file__).parents[2]

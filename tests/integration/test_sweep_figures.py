@@ -92,13 +92,9 @@ def test_tables_words_effects_and_mlflow_hold_the_last_probe(tmp_path: Path, cli
     _, answer, problems = report_again(sweep_dir.path)
     assert problems == ()
     probes = {key: last_probe(sweep_dir, *key) for key in itertools.product(range(4), SEEDS)}
-    for stored in (
-        pandas.read_parquet(sweep_dir.results / "runs.parquet"),
-        pandas.read_csv(sweep_dir.results / "runs.csv"),
-    ):
-        for row in stored.to_dict("records"):
-            wanted = probes[row["arm"], row["seed"]]
-            assert (row["probe_kl_init"], row["drift"]) == pytest.approx((wanted, wanted), rel=1e-12)
+    for row in pandas.read_parquet(sweep_dir.results / "runs.parquet").to_dict("records"):
+        wanted = probes[row["arm"], row["seed"]]
+        assert (row["probe_kl_init"], row["drift"]) == pytest.approx((wanted, wanted), rel=1e-12)
     for key, wanted in probes.items():
         metrics = tracked_metrics(client, sweep_dir, *key)
         assert metrics["sweep/probe_kl_init"] == metrics["sweep/drift"] == pytest.approx(wanted, rel=1e-12)
@@ -123,25 +119,8 @@ def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Pat
     run_id = json.loads(sweep_dir.run_dir(1, 0).tracking_file.read_text())["run_id"]
     client.log_metric(run_id, "sweep/objective", 0.42, step=STEPS - 1)
     _, answer, problems = report_again(sweep_dir.path)
-    assert problems == ()
-    assert "nothing to compare yet" in answer[0]
+    assert (problems, "nothing to compare yet" in answer[0]) == ((), True)
     rows = pandas.read_csv(sweep_dir.results / "runs.csv")
     assert rows[["probe_kl_init", "drift", "objective"]].isna().all(axis=None)
     assert rows["kl_init_seq"].notna().all()
     assert math.isnan(tracked_metrics(client, sweep_dir, 1, 0)["sweep/objective"])
-
-
-def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_path: Path, client: Any) -> None:
-    sweep_dir = write_sweep(tmp_path, client, axes={"loss.beta": [0.1, 1.0]}, seeds=[0])
-    theirs = sweep_dir.report / "compare" / "thesis.tex"
-    theirs.parent.mkdir(parents=True)
-    theirs.touch()
-    page, answer, (problem,) = report_again(sweep_dir.path)
-    assert "it holds thesis.tex" in problem
-    assert f"`grpo report {sweep_dir.path}` tries again" in problem
-    assert answer[0].startswith("best of 2 arms")
-    assert "compare/compare.html" not in page.read_text()
-    theirs.unlink()
-    page, _, problems = report_again(sweep_dir.path)
-    assert problems == ()
-    assert 'href="compare/compare.html"' in page.read_text()

@@ -12,7 +12,7 @@ DELTA = "grpo_core/policy/lora/delta.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/update.py"
 PROBE = "grpo_core/training/probe.py"
-MEASURED = "grpo_core/sweep/measures.py"
+MEASURED = "grpo_core/sweep/results.py"
 INTERACTIONS = "grpo_core/sweep/statistics/effects.py"
 
 MUTATIONS = (

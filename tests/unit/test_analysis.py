@@ -12,16 +12,14 @@ from typing import Any
 import pandas
 import pytest
 from matplotlib import pyplot
-from matplotlib.axes import Axes
 
-from grpo_core.errors import JournalError
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
-from grpo_core.run.figures import drift_figure, reward_figure, save_figures
+from grpo_core.run.figures import drift_figure, reward_figure
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.run.tables import step_table, sync_table
+from grpo_core.run.tables import sync_table
 
 SYNCS = (2, 4)
 
@@ -34,15 +32,8 @@ def write_run(run_dir: RunDir, steps: int = 5) -> list[Record]:
         metrics = {"reward/mean": step / 10, "kl/ref/drift": step / 100, "kl/ref/drift_se": 0.001, "group/zero_std_frac": 0.5}
         journal.append("step", step, {"metrics": metrics | ({"kl/init/drift": step / 50} if step > 2 else {})})
         if step in SYNCS:
-            sync = {
-                "step": step,
-                "alpha": 1.0,
-                "sync_count": step // 2,
-                "kl_before": 0.2,
-                "kl_after": 0.0,
-                "param_distance": 3.0,
-            }
-            journal.append("ref_sync", step, sync)
+            sync = {"step": step, "alpha": 1.0, "sync_count": step // 2, "kl_before": 0.2, "kl_after": 0.0}
+            journal.append("ref_sync", step, {**sync, "param_distance": 3.0})
     journal.close()
     return read_journal(run_dir.journal_file)
 
@@ -58,53 +49,22 @@ def run_dir(tmp_path: Path, tiny_config: Callable[..., Any]) -> RunDir:
 # Tables
 
 
-def test_the_step_table_has_a_row_a_step_and_a_column_a_metric(run_dir: RunDir) -> None:
-    table = step_table(write_run(run_dir))
-    assert list(table.index) == [1, 2, 3, 4, 5]
-    assert table.index.name == "step"
-    assert table["reward/mean"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert table["kl/init/drift"].isna().tolist() == [True, True, False, False, False]
-
-
 def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:
     table = sync_table(write_run(run_dir))
     assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance", "cause"]
-    assert table["step"].tolist() == list(SYNCS)
-    assert table["kl_before"].tolist() == [0.2, 0.2]
+    assert (table["step"].tolist(), table["kl_before"].tolist()) == (list(SYNCS), [0.2, 0.2])
     assert table["cause"].tolist() == ["reference.sync_steps"] * 2  # a journal of a version that knew no other
 
 
 # Figures
 
 
-def vertical_lines(axes: Axes) -> list[float]:
-    """Return where the lines stand that `axvline` drew."""
-    return sorted({float(line.get_xdata()[0]) for line in axes.lines if list(line.get_ydata()) == [0, 1]})
-
-
 @pytest.mark.parametrize("draw", [reward_figure, drift_figure])
 def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw: Callable[..., Any]) -> None:
     figure = draw(write_run(run_dir))
-    assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]
+    for axes in figure.axes:
+        assert {float(line.get_xdata()[0]) for line in axes.lines if list(line.get_ydata()) == [0, 1]} == {2.5, 4.5}
     pyplot.close(figure)
-
-
-def test_the_figure_shows_the_values_of_the_journal(run_dir: RunDir) -> None:
-    figure = reward_figure(write_run(run_dir))
-    thin, mean = figure.axes[0].lines[:2]
-    assert list(thin.get_ydata()) == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert list(mean.get_ydata()) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
-    pyplot.close(figure)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_two_valid_images_are_saved(run_dir: RunDir, steps: int) -> None:
-    paths = save_figures(write_run(run_dir, steps), run_dir.report)
-    assert [path.name for path in paths] == ["reward.png", "kl.png"]
-    for path in paths:
-        height, width, _ = pyplot.imread(path).shape
-        assert (width, height) == (1080, 720)
-    assert pyplot.get_fignums() == []
 
 
 # Comparison of evaluations
@@ -138,7 +98,6 @@ def test_evaluations_are_compared_prompt_by_prompt(run_dir: RunDir) -> None:
     write_evaluation(run_dir, "final", {4: True, 3: False, 2: True, 1: True})
     comparison = compare_evaluations(run_dir)
     assert comparison is not None
-    assert comparison.num_prompts == 4
     assert (comparison.before.value, comparison.after.value) == (0.25, 0.75)
     # Two of four gained; Agresti-Min: (2.5 - 0.5) / 6 - t(0.975, 3) sqrt(3 - 2^2 / 6) / 6, t = 3.18245.
     assert comparison.difference.value == 0.5
@@ -156,9 +115,6 @@ def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
         "syncs: 2",
         "0.200 (first 3 steps) -> 0.450 (last 2 steps)",
         "0.0500 to the reference, 0.1000 to the initial",
-    ):
-        assert figure in text
-    for figure in (
         "held-out greedy accuracy (2 prompts): 0.500 [",
         "still right 1.000 [",
         "lost 0, gained 1 (McNemar's exact p 1)",
@@ -209,8 +165,7 @@ def test_a_run_whose_process_is_gone_without_an_end_record_has_died(run_dir: Run
     write_run(run_dir)
     write_process(run_dir, finished_process(), returncode)
     now = run_status(run_dir)
-    assert now.state == "died"
-    assert now.reason
+    assert (now.state, bool(now.reason)) == ("died", True)
 
 
 def test_a_resumed_run_is_not_what_it_was_before(run_dir: RunDir) -> None:
@@ -222,8 +177,3 @@ def test_a_resumed_run_is_not_what_it_was_before(run_dir: RunDir) -> None:
     write_process(run_dir, os.getpid(), None)
     now = run_status(run_dir)
     assert (now.state, now.step) == ("running", 4)
-
-
-def test_a_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="give the folder of a run"):
-        run_status(RunDir(tmp_path))

@@ -1,6 +1,5 @@
 """Levels, names, notes and causes of a sweep that look like markup, formulas or orders to a terminal are shown as text."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from matplotlib.text import Text
 
 from grpo_core.pages.page import save_picture
 from grpo_core.sweep.report.files import write_report
-from grpo_core.sweep.statistics.runs import SweepFacts
+from grpo_core.sweep.schema import SweepConfig
+from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.text import visible
 from tests.support.pages import Page
 
@@ -39,33 +39,21 @@ def runs() -> pandas.DataFrame:
 
 
 def test_the_page_and_the_words_hold_no_tag_and_no_order_of_a_level(tmp_path: Path) -> None:
-    facts = SweepFacts(
-        name=LEVELS[2],
-        question=LEVELS[1],
-        knobs=(KNOB,),
-        seeds=(0, 1),
-        objective="reward",
-        hold=None,
-        sampler="grid",
-        concurrency=1,
-        elapsed_seconds=math.nan,
-        notes=(LEVELS[3],),
-        planned_runs=10,
-    )
+    config = SweepConfig(base="b", question=LEVELS[1], axes={KNOB: LEVELS}, seeds=(0, 1))
     keys = [(arm, seed, step) for arm in range(len(LEVELS)) for seed in (0, 1) for step in (1, 2, 3)]
     steps = pandas.DataFrame(keys, columns=["arm", "seed", "step"]).assign(
         **{"kl/ref/drift": 0.1, "kl/init/drift": 0.2, "reward/mean": 0.3}
     )
-    syncs = pandas.DataFrame(columns=["arm", "seed", "step", "kl_before", "kl_after"])
-    written = write_report(facts, runs(), steps, syncs, tmp_path)
-    page = Page(written.page.read_text())
+    sweep = SweepRuns(name=LEVELS[2], config=config, runs=runs(), steps=steps, notes=(LEVELS[3],), planned_runs=10)
+    answer = write_report(sweep, tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
     assert "script" not in page.tags
     assert "onerror" not in page.attributes
     assert len(page.all("img")) >= 4
     assert all(source.startswith("data:image/png;base64,") for source in page.attributes["src"])
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text + "".join(page.attributes["alt"]))
     assert all(visible(level) in page.text for level in LEVELS)
-    assert all(line.isprintable() for line in written.answer)
+    assert all(line.isprintable() for line in answer)
 
 
 def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib import pyplot
 
-from grpo_core.run.figures import panel_figure, places_figure, read_places, save_figures
+from grpo_core.run.figures import panel_figure, places_figure, read_places
 from grpo_core.run.journal import Record
 
 TIME = "2026-11-26T00:00:00+00:00"
@@ -62,16 +62,3 @@ def test_the_panel_draws_each_divergence():
     (band,) = figure.axes[2].collections
     assert {float(y) for y in band.get_paths()[0].vertices[:, 1]} == {3.0, 5.0}
     pyplot.close(figure)
-
-
-def test_a_run_with_a_probe_has_the_pictures_and_one_without_has_not(tmp_path):
-    for name, extra, files in (("with", PANEL | places(at0=0.1), 4), ("without", {}, 2)):
-        records = records_of({10: {"reward/mean": 0.5, "kl/ref/k3": 0.1, **extra}})
-        assert [path.name for path in save_figures(records, tmp_path / name)] == [
-            "reward.png",
-            "kl.png",
-            "panel.png",
-            "places.png",
-        ][:files]
-    assert read_places(records_of({1: {}})) is None
-    assert pyplot.get_fignums() == []

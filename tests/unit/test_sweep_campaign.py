@@ -1,5 +1,6 @@
 """The loop over a sweep's runs, with a launcher that runs nothing: what it starts, retries, prunes, writes down and reports."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,8 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.campaign import Campaign, prune_reason, rungs
+from grpo_core.sweep.campaign import Campaign, Ended, Job, gpu_variables, prune_reason, rungs, visible_gpus
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.launcher import Ended, Job, gpu_variables, visible_gpus
 from grpo_core.sweep.schema import PrunerConfig
 from grpo_core.sweep.study import SweepStudy
 from tests.support.sweeps import STEPS, stored_sweep, write_run
@@ -48,16 +48,17 @@ class Launcher:
         return Ended(job=job)
 
 
-def run_all(stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]]) -> tuple[list[Job], list[str], set[int]]:
+def run_all(
+    stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]], kind: type[Launcher] = Launcher
+) -> tuple[list[Job], list[str], set[int]]:
     """Run a sweep to its end; return what it started, its lines, and the arms of the study that are still open."""
-    study, launcher, lines = SweepStudy(stored), Launcher(stored.plan.base, endings), list[str]()
+    study, launcher, lines = SweepStudy(stored), kind(stored.plan.base, endings), list[str]()
     reports = {"report_line": lines.append, "report_percent": lambda _: None}
     campaign = Campaign(stored, study, stored.dir.read_outcomes(), launcher, tracking={"tracking.parent": "parent"}, **reports)
     while campaign.proceed():
-        pass
-    still_open = study.open_arms()
-    study.close()
-    return launcher.started, lines, still_open
+        campaign._next_look = 0.0
+    with closing(study):
+        return launcher.started, lines, study.open_arms()
 
 
 def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
@@ -120,15 +121,9 @@ class Obedient(Launcher):
 
 def test_a_run_over_its_budget_of_drift_is_asked_to_stop_and_its_arm_has_no_further_run(tmp_path: Path) -> None:
     stored = stored_sweep(tmp_path, pruner={"kl_budget": 0.5, "first_step": 1, "window": 1})
-    study, lines = SweepStudy(stored), list[str]()
-    launcher = Obedient(stored.plan.base, {})
-    campaign = Campaign(stored, study, {}, launcher, tracking={}, report_line=lines.append, report_percent=lambda _: None)
-    while campaign.proceed():
-        campaign._next_look = 0.0
-    assert [job.key for job in launcher.started] == [(0, 0), (1, 0)]
+    started, lines, still_open = run_all(stored, {}, Obedient)
+    assert ([job.key for job in started], still_open) == ([(0, 0), (1, 0)], set())
     assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"pruned"}
-    assert study.open_arms() == set()
-    study.close()
     assert "pruned: drift 1 at step 1 is over pruner.kl_budget 0.5" in lines[0]
 
 

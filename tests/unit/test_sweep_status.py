@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.compare.comparison import compare_sources
-from grpo_core.compare.files import write_comparison
+from grpo_core.compare.page import write_comparison
 from grpo_core.compare.runs import Source
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.flow_folder import MARKER_FILE
@@ -97,13 +97,6 @@ def test_a_sweep_whose_budget_is_spent_is_finished(
                 journal.append(kind, step, {"metrics": {}} if kind == "step" else {})
         journal.close()
     assert sweep_status(stored.dir).state == state  # 60 + 30 minutes
-
-
-def test_a_folder_that_is_no_sweep_has_no_command(tmp_path: Path) -> None:
-    stored = make(tmp_path)
-    stored.dir.sweep_file.write_text("{")
-    assert command_that_resumes(stored.dir.path) is None
-    assert command_that_resumes(tmp_path / "nowhere") is None
 
 
 @pytest.fixture

@@ -76,14 +76,6 @@ def test_a_trial_that_was_left_half_suggested_is_completed_as_it_would_have_been
     assert open_study("cut").open_arms() == {11}
 
 
-def test_a_grid_is_asked_for_in_order(open_study: Open) -> None:
-    axes = {"loss.beta": [0.01, 0.1], "reference.sync_steps": [None, 5]}
-    study = open_study("grid", sampler="grid", trials=None, axes=axes)
-    asked = [dict(study.ask().values) for _ in range(4)]
-    assert asked == [{"loss.beta": beta, "reference.sync_steps": sync} for beta in (0.01, 0.1) for sync in (None, 5)]
-    assert {number: dict(arm.values) for number, arm in study.arms().items()} == dict(enumerate(asked))
-
-
 @pytest.mark.parametrize(("is_told", "low", "high"), [(True, 0.4, 1.0), (False, 0.0, 0.3)])
 def test_an_arm_over_its_bound_is_not_what_the_search_looks_for(
     open_study: Open, is_told: bool, low: float, high: float

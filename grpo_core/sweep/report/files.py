@@ -2,19 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 import pandas
 from matplotlib.figure import Figure
 
-from grpo_core.pages.page import Picture, Section, Table, render, save_picture
-from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.arms import GROUP_SIZE, Key, total_runs
-from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
+from grpo_core.pages.page import Picture, Section, render, save_picture
+from grpo_core.sweep.arms import GROUP_SIZE
+from grpo_core.sweep.display import MEASURES, PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.measures import MEASURES, OUTCOMES
 from grpo_core.sweep.report import tables
 from grpo_core.sweep.report.pictures import (
     effect_figure,
@@ -24,23 +21,14 @@ from grpo_core.sweep.report.pictures import (
     level_curves_figure,
 )
 from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, KnobEffects
-from grpo_core.sweep.statistics.findings import Best, Findings, best_arm, find
-from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
+from grpo_core.sweep.results import collect
+from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.findings import Findings, find
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepReport:
-    """What was written."""
-
-    page: Path
-    """`report.html`; pictures and Parquet tables lie beside it."""
-    answer: tuple[str, ...]
-
-
-def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Results, SweepReport]:
-    """Write tables, figures and page of a sweep, finished or not; return the tables and what was written.
+def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[SweepRuns, tuple[str, ...]]:
+    """Write tables, figures and page of a sweep, finished or not; return its runs and the answer.
 
     Args:
         stored: the sweep.
@@ -51,20 +39,12 @@ def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Res
         SweepError: the sweep's own files are damaged.
     """
     stored.dir.require_ours()
-    results, folder = collect(stored), stored.dir.results
+    sweep, folder = collect(stored), stored.dir.results
     folder.mkdir(exist_ok=True)
     for name in ("runs", "steps", "syncs"):
-        _storable(getattr(results, name)).to_parquet(folder / f"{name}.parquet", index=False)
-    results.runs.to_csv(folder / "runs.csv", index=False)
-    return results, write_report(
-        _facts(stored, results),
-        results.runs,
-        results.steps,
-        results.syncs,
-        folder=stored.dir.report,
-        comparison=comparison,
-        by_prompt=results.by_prompt,
-    )
+        _storable(getattr(sweep, name)).to_parquet(folder / f"{name}.parquet", index=False)
+    sweep.runs.to_csv(folder / "runs.csv", index=False)
+    return sweep, write_report(sweep, stored.dir.report, comparison)
 
 
 def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -78,98 +58,55 @@ def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.assign(**{str(column): table[column].map(str, na_action="ignore") for column in mixed})
 
 
-def _facts(stored: StoredSweep, results: Results) -> SweepFacts:
-    plan, sweep, objective = stored.plan, stored.plan.sweep, stored.plan.sweep.objective
-    arms, asked = stored.dir.read_arms(), sweep.primary
-    levels = None if asked is None or asked.levels is None else (as_level(asked.first), as_level(asked.second))
-    price = f" - {objective.kl_penalty:g} x {objective.kl_metric}" if objective.kl_penalty is not None else ""
-    bound = f", where {objective.kl_metric} is at most {objective.kl_bound:g}" if objective.kl_bound is not None else ""
-    return SweepFacts(
-        name=stored.name,
-        question=sweep.question,
-        knobs=sweep.knobs,
-        seeds=sweep.seeds,
-        objective=f"{objective.metric}{price}{bound}",
-        hold=sweep.hold,
-        sampler=sweep.sampler,
-        concurrency=sweep.runs.concurrency,
-        elapsed_seconds=results.elapsed_seconds or None,
-        notes=(*plan.notes, *results.notes),
-        planned_runs=total_runs(plan.num_arms, sweep, arms),
-        kl_bound=objective.kl_bound,
-        kl_metric=objective.kl_metric,
-        last_steps=objective.last_steps,
-        resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
-        primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
-        budget_spent=results.budget_spent,
-    )
-
-
-def write_report(
-    facts: SweepFacts,
-    runs: pandas.DataFrame,
-    steps: pandas.DataFrame,
-    syncs: pandas.DataFrame,
-    folder: Path,
-    *,
-    comparison: str | None = None,
-    by_prompt: Mapping[Key, pandas.Series] | None = None,
-) -> SweepReport:
-    """Write report.html, its pictures, effects.parquet, interactions.parquet and differences.parquet into `folder`.
+def write_report(sweep: SweepRuns, folder: Path, comparison: str | None = None) -> tuple[str, ...]:
+    """Write report.html, its pictures, effects.parquet, interactions.parquet and differences.parquet; return the answer.
 
     Args:
-        facts: what the sweep asked.
-        runs: a row per arm and seed; arm, seed, status, objective and the knobs are required, other figures may be missing;
-            without a row (no run has been begun) all columns may.
-        steps: a row per arm, seed and step, with metrics under their registry names.
-        syncs: a row per arm, seed and reference sync, as `sync_table` gives it.
+        sweep: its runs.
         folder: made if it is not there; files of the same names are replaced.
         comparison: page of the comparison of the runs, relative to `folder`; None = there is none.
-        by_prompt: as in `Results`; None = nothing is said of new prompts.
     """
-    findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
+    findings = find(sweep)
     words = answer(findings)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = defaultdict[str, list[Picture]](list)
-    for name, section, alt, figure in _figures(findings, steps, syncs):
+    for name, section, alt, figure in _figures(findings):
         pictures[section].append(save_picture(figure, folder / f"{name}.png", alt))
     for name, table in tables.findings_tables(findings).items():
         table.to_parquet(folder / f"{name}.parquet", index=False)
-    page = folder / "report.html"
-    page.write_text(render_page(findings, words, pictures, comparison), encoding="utf-8")
-    return SweepReport(page=page, answer=words)
+    (folder / "report.html").write_text(render_page(findings, words, pictures, comparison), encoding="utf-8")
+    return words
 
 
-def _figures(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[tuple[str, str, str, Figure]]:
+def _figures(findings: Findings) -> Iterator[tuple[str, str, str, Figure]]:
     """Yield name, section, words and figure of each picture, where there is something to be seen."""
-    sweep, effects = findings.sweep, findings.effects["objective"]
-    for knob in sweep.varied if len(sweep.complete) else ():
-        if effects.of(knob) or effects.association(knob):
+    sweep, files = (
+        findings.sweep,
+        {knob: "".join(one if one.isalnum() else "_" for one in knob) for knob in findings.sweep.varied},
+    )
+    for knob in sweep.varied:
+        if len(sweep.complete) and any(one.knob == knob for one in findings.effects["objective"]):
             alt = f"The objective over {knob_name(knob)}, and paired differences between levels, as in the table below."
-            yield f"effect_{_file_name(knob)}", f"effect {knob}", alt, effect_figure(findings, knob)
+            yield f"effect_{files[knob]}", f"effect {knob}", alt, effect_figure(findings, knob)
     for rows, columns in combinations(sweep.varied, 2) if len(sweep.complete) else ():
-        if sweep.facts.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS:
+        if sweep.config.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS:
             alt = f"Heat map: mean objective by {knob_name(rows)} and {knob_name(columns)}, written in each cell."
-            yield f"heat_{_file_name(rows)}_{_file_name(columns)}", "pairs", alt, heat_figure(sweep, rows, columns)
+            yield f"heat_{files[rows]}_{files[columns]}", "pairs", alt, heat_figure(sweep, rows, columns)
     for measure in ("reward", "accuracy"):
-        if any(sweep.values(measure).values()) and any(sweep.values("kl_ref_seq").values()):
+        if all(any(sweep.values[key].values()) for key in (measure, "kl_ref_seq")):
             alt = (
                 f"Scatter: {MEASURES[measure].outcome} of every run and arm against the square root of the KL, to the current "
                 "reference and to the initial policy. The figures are in the table of arms."
             )
             yield f"frontier_{measure}", "frontier", alt, frontier_figure(sweep, measure)
-    if steps.empty:
+    if sweep.steps.empty:
         return
     alt = "KL per token over steps to the current reference and to the initial policy, panel by panel, syncs marked."
-    yield "kl_curves", "drift", alt, kl_curves_figure(sweep, steps, syncs)
+    yield "kl_curves", "drift", alt, kl_curves_figure(sweep)
     for knob in sweep.varied:
-        if (figure := level_curves_figure(sweep, steps, knob)) is not None:
+        if (figure := level_curves_figure(sweep, knob)) is not None:
             alt = f"Reward, entropy, groups with equal rewards and length over steps, by {knob_name(knob)}."
-            yield f"curves_{_file_name(knob)}", "curves", alt, figure
-
-
-def _file_name(knob: str) -> str:
-    return "".join(character if character.isalnum() else "_" for character in knob)
+            yield f"curves_{files[knob]}", "curves", alt, figure
 
 
 # The page
@@ -186,21 +123,31 @@ def render_page(
         pictures: of each section, by its anchor; those of a knob's effect by `effect <knob>`.
         comparison: page of the comparison of the runs; None = there is none.
     """
-    facts, sweep, best = findings.facts, findings.sweep, best_arm(findings)
-    planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
+    sweep, config, objective = findings.sweep, findings.sweep.config, findings.sweep.config.objective
+    price = f" - {objective.kl_penalty:g} x {objective.kl_metric}" if objective.kl_penalty is not None else ""
+    bound = f", where {objective.kl_metric} is at most {objective.kl_bound:g}" if objective.kl_bound is not None else ""
+    planned = f" of {sweep.planned_runs} planned" if sweep.planned_runs else ""
     plan = {
-        "Objective": facts.objective,
-        "Knobs": "; ".join(f"{knob_title(knob)}: {_levels(sweep, knob)}" for knob in facts.knobs),
-        "Seeds": f"{', '.join(map(str, facts.seeds))} (the same in every arm)",
+        "Objective": f"{objective.metric}{price}{bound}",
+        "Knobs": "; ".join(f"{knob_title(knob)}: {_levels(sweep, knob)}" for knob in config.knobs),
+        "Seeds": f"{', '.join(map(str, config.seeds))} (the same in every arm)",
         "Runs": f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}",
-        "Sampler": f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time",
+        "Sampler": f"{config.sampler}, {counted(config.runs.concurrency, 'run')} at a time",
     }
-    if GROUP_SIZE in facts.knobs:
-        plan["Held"] = held_words(sweep)
-    title = f"Sweep {facts.name}"
-    sections = [*_knob_sections(findings, pictures), *_sections(findings, best, pictures)]
-    values = {"facts": facts, "plan": plan, "answer": answer, "comparison": comparison}
-    return render("grpo_core.sweep.report", "report.html.j2", title, sections, **values)
+    if GROUP_SIZE in config.knobs:  # and the range that the complete runs really had of what was held
+        known = sweep.complete[config.hold].dropna().tolist() if config.hold in sweep.complete else []
+        measured = f": {min(known):,.0f} to {max(known):,.0f} in the complete runs" if len(known) else ""
+        plan["Held"] = f"{config.hold or 'nothing, so the arms differ in data and compute, too'}{measured}"
+    return render(
+        "grpo_core.sweep.report",
+        "report.html.j2",
+        f"Sweep {sweep.name}",
+        _sections(findings, pictures),
+        sweep=sweep,
+        plan=plan,
+        answer=answer,
+        comparison=comparison,
+    )
 
 
 def _levels(sweep: SweepRuns, knob: str) -> str:
@@ -208,77 +155,60 @@ def _levels(sweep: SweepRuns, knob: str) -> str:
     return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
 
 
-def held_words(sweep: SweepRuns) -> str:
-    """Return what a sweep over the group size held constant, and the range that its complete runs really had of it."""
-    hold = sweep.facts.hold
-    known = sweep.complete[hold].dropna().tolist() if hold in sweep.complete else []
-    measured = f": {min(known):,.0f} to {max(known):,.0f} in the complete runs" if len(known) else ""
-    return f"{hold or 'nothing, so the arms differ in data and compute, too'}{measured}"
-
-
 def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
     """Return where wall-clock went, one line a fact."""
     trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
     line = f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"
-    elapsed, at_a_time = sweep.facts.elapsed_seconds, sweep.facts.concurrency
+    elapsed, at_a_time = sweep.elapsed_seconds, sweep.config.runs.concurrency
     if not elapsed or not trained:
         return (line,)
     share = f"{trained / (elapsed * at_a_time):.0%} = {duration(trained)} / ({duration(elapsed)} x {at_a_time} at a time)"
     return line, f"share of the machine's time spent in training steps: {share}"
 
 
-def _knob_sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
-    return [
-        Section(
-            anchor=f"knob-{index}",
-            title=f"Effect of {knob_name(knob)}",
-            words=(_effect_note(findings.effects["objective"], knob),),
-            pictures=tuple(pictures.get(f"effect {knob}", ())),
-            tables=(tables.contrast_table(findings.effects["objective"], knob),),
-        )
-        for index, knob in enumerate(findings.facts.knobs)
-    ]
-
-
-def _effect_note(effects: KnobEffects, knob: str) -> str:
-    if effects.of(knob):
+def _effect_note(findings: Findings, knob: str) -> str:
+    if findings.contrasts("objective", knob):
         return EFFECT_NOTE
-    found = effects.association(knob)
+    found = findings.associations("objective").get(knob)
     nothing = "There is nothing to compare: one level, or no matched pair of complete runs."
     return nothing if found is None else f"An association over arms, not a contrast of matched ones: {found.reason}."
 
 
-def _sections(findings: Findings, best: Best | None, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
-    """Return the sections after those of each knob: a note stands only above what it explains."""
-    sweep, facts = findings.sweep, findings.facts
+def _sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
+    """Return all sections: a note stands only above what it explains."""
+    sweep, objective = findings.sweep, findings.sweep.config.objective
+    of_frontier, curves = pictures.get("frontier", ()), pictures.get("curves", ())
     crossed = [tables.interaction_table(findings, outcome) for outcome in findings.interactions]
-    drifts = [findings.effects[outcome] for outcome in findings.interactions if outcome != "objective"]
-    of_drift = [tables.contrast_table(effects, knob) for effects in drifts for knob in sweep.varied]
-    arms = (tables.outcome_table(sweep, best), tables.cost_table(sweep, best))
-    over = f" Arms over the bound of {facts.kl_bound} ({facts.kl_metric}) are drawn, but not joined." if facts.kl_bound else ""
+    drifts = [outcome for outcome in findings.interactions if outcome != "objective"]
+    of_drift = [tables.contrast_table(findings, outcome, knob) for outcome in drifts for knob in sweep.varied]
+    of_drift += [tables.association_table(findings, outcome) for outcome in drifts]
+    bound = f" Arms over the bound of {objective.kl_bound} ({objective.kl_metric}) are drawn, but not joined."
+    frontier_note = FRONTIER_NOTE + (bound if objective.kl_bound else "")
     pairs_note = [PAIRS_NOTE] * ("pairs" in pictures) + [INTERACTION_NOTE] * any(table.rows for table in crossed)
-    sections: list[tuple[str, str, Sequence[str], Sequence[Table]]] = [
-        ("sampled", "Knobs without matched arms", (), [tables.association_table(findings.effects["objective"])]),
-        ("pairs", "Pairs of knobs", pairs_note, crossed),
-        ("frontier", "Reward against drift", [FRONTIER_NOTE + over] * ("frontier" in pictures), ()),
-        ("drift", "KL over steps", [DRIFT_NOTE] * ("drift" in pictures), [*of_drift, *map(tables.association_table, drifts)]),
-        ("curves", "Reward, entropy and length over steps", [CURVES_NOTE] * ("curves" in pictures), ()),
-        ("arms", "Arms", (), arms),
-        (
-            "differences",
-            "Arms against each other",
-            [ARMS_NOTE] * bool(findings.differences),
-            [tables.difference_table(findings)],
-        ),
-        ("secondary", "What else the knobs change", (), [tables.secondary_table(findings)]),
-        ("costs", "Where the time went", time_lines(sweep) if sweep.arms else (), ()),
-        ("left-out", "Runs left out", (), [tables.left_out_table(sweep)]),
-        ("method", "How it was computed", METHOD, ()),
-        ("runs", "All runs", (), [tables.run_table(sweep)]),
-    ]
+    arms_note = [ARMS_NOTE] * bool(findings.differences)
     return [
-        Section(anchor=anchor, title=title, words=tuple(words), pictures=tuple(pictures.get(anchor, ())), tables=tuple(shown))
-        for anchor, title, words, shown in sections
+        *(
+            Section(
+                f"knob-{index}",
+                f"Effect of {knob_name(knob)}",
+                [_effect_note(findings, knob)],
+                [tables.contrast_table(findings, "objective", knob)],
+                pictures.get(f"effect {knob}", ()),
+            )
+            for index, knob in enumerate(sweep.config.knobs)
+        ),
+        Section("sampled", "Knobs without matched arms", (), [tables.association_table(findings, "objective")]),
+        Section("pairs", "Pairs of knobs", pairs_note, crossed, pictures.get("pairs", ())),
+        Section("frontier", "Reward against drift", [frontier_note] * bool(of_frontier), (), of_frontier),
+        Section("drift", "KL over steps", [DRIFT_NOTE] * ("drift" in pictures), of_drift, pictures.get("drift", ())),
+        Section("curves", "Reward, entropy and length over steps", [CURVES_NOTE] * bool(curves), (), curves),
+        Section("arms", "Arms", (), [tables.outcome_table(sweep), tables.cost_table(sweep)]),
+        Section("differences", "Arms against each other", arms_note, [tables.difference_table(findings)]),
+        Section("secondary", "What else the knobs change", (), [tables.secondary_table(findings)]),
+        Section("costs", "Where the time went", time_lines(sweep) if sweep.arms else ()),
+        Section("left-out", "Runs left out", (), [tables.left_out_table(sweep)]),
+        Section("method", "How it was computed", METHOD),
+        Section("runs", "All runs", (), [tables.run_table(sweep)]),
     ]
 
 

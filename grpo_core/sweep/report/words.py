@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
+from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
+    MEASURES,
     MOST_LISTED,
     PLUS_MINUS,
     UNKNOWN,
@@ -28,26 +30,10 @@ from grpo_core.sweep.display import (
     significant,
     with_half_width,
 )
-from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import (
-    AnyStatement,
-    Association,
-    Comparison,
-    Difference,
-    Interaction,
-    mean_and_half_width,
-    simple_effects,
-)
-from grpo_core.sweep.statistics.findings import (
-    Findings,
-    Rival,
-    best_arm,
-    check_bound,
-    drift_measure,
-    shrunken_means,
-)
+from grpo_core.sweep.statistics.effects import AnyStatement, Association, Difference, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms, shrunken_means
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import Level, SweepRuns
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
@@ -60,20 +46,32 @@ DRIFT: Wording = ("{low} has lower drift than {high} by {amount}", "{low} lower 
 
 def answer(findings: Findings) -> tuple[str, ...]:
     """Return the answer: the question, the best arm, each knob with its drift and interactions, and what is missing."""
-    sweep = findings.sweep
+    sweep, config, objective = findings.sweep, findings.sweep.config, findings.sweep.config.objective
+    kinds = Counter(kind for _, _, kind, _ in sweep.left_out)
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    resume = f"; `{sweep.resume}` continues what is interrupted" if sweep.resume and "interrupted" in kinds else ""
+    left_out = [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts}){resume}"] if kinds else []
     if sweep.complete.empty:
-        return ("no run is complete with a known objective: there is nothing to compare yet", *_left_out_lines(sweep))
-    return (
-        *_interim_lines(sweep),
+        return ("no run is complete with a known objective: there is nothing to compare yet", *left_out)
+    (awaited, seeds), size = sweep.awaited, len(_tested(findings.sentences))
+    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
+    family = f"{size} statements are one family, in which the chance of even one false claim is at most 5 %"
+    done = f"{seeds} of {counted(len(config.seeds), 'seed')} ({counted(awaited, 'run')} to come)"
+    kept = f"{len(sweep.within)} of {counted(len(sweep.upper_drifts), 'arm')}"
+    over = f"; over it, so never the best: {arm_names(sweep.over)}" if sweep.over else ""
+    knobs = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in config.knobs]
+    lines = [
+        f"interim: {done}; no claims are made before all planned seeds are in" if awaited else "",
         *_question_lines(findings),
         *_best_lines(findings),
-        *_bound_lines(sweep),
+        f"within the bound of {objective.kl_bound} ({objective.kl_metric}): {kept}{over}" if objective.kl_bound else "",
         *_seeds_lines(findings),
-        *_knob_lines(findings),
+        *_on(sweep.prompts, [*knobs, *_interaction_lines(findings, "objective", "interaction of")]),
         *_drift_lines(findings),
-        *_family_lines(findings),
-        *_left_out_lines(sweep),
-    )
+        f"the lines above {asked}are exploratory: {family}" if size > 1 and not awaited else "",
+        *left_out,
+    ]
+    return tuple(filter(None, lines))
 
 
 def new_prompts_text(found: Difference, sign: int = 1) -> str:
@@ -89,9 +87,8 @@ def _amount(found: Difference) -> str:
     return estimate_text(found.estimate, sign) + same + new
 
 
-def _on_these_prompts(sweep: SweepRuns, lines: Sequence[str], outcome: str = "objective") -> list[str]:
-    """Return lines with the prompts that their intervals are about, where they have any; the drift has its own."""
-    prompts = sweep.prompts if outcome == "objective" else "these prompts"
+def _on(prompts: str, lines: Sequence[str]) -> list[str]:
+    """Return lines with the prompts that their intervals are about, where they have any."""
     return [f"{line}; on {prompts}" if " [" in line or "±" in line else line for line in lines]
 
 
@@ -99,44 +96,16 @@ def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
     return [found for found in statements if not math.isnan(found.p)]
 
 
-# What the lines are about together
-
-
-def _interim_lines(sweep: SweepRuns) -> list[str]:
-    awaited, seeds = sweep.awaited
-    done = f"{seeds} of {counted(len(sweep.facts.seeds), 'seed')} ({counted(awaited, 'run')} to come)"
-    return [f"interim: {done}; no claims are made before all planned seeds are in"] if awaited else []
-
-
-def _family_lines(findings: Findings) -> list[str]:
-    size = len(_tested(findings.sentences))
-    if size < 2 or findings.sweep.awaited[0]:
-        return []
-    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
-    return [
-        f"the lines above {asked}are exploratory: {size} statements are one family, in which the chance of even one false "
-        "claim is at most 5 %"
-    ]
-
-
-def _left_out_lines(sweep: SweepRuns) -> list[str]:
-    kinds = Counter(run.kind for run in sweep.left_out())
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    resume = f"; `{sweep.facts.resume}` continues what is interrupted" if sweep.facts.resume and "interrupted" in kinds else ""
-    return [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts}){resume}"] if kinds else []
-
-
 def _seeds_lines(findings: Findings) -> list[str]:
     """Return how large a difference has to be for so few seeds to show it, in its own unit."""
-    levels, arms = _tested(findings.effects["objective"].contrasts), _tested(findings.differences)
-    seeds = max((found.estimate.seeds for found in [*levels, *arms]), default=0)
+    kinds = {"levels": _tested(findings.contrasts("objective")), "arms": _tested(findings.differences)}
+    seeds = max((one.estimate.seeds for found in kinds.values() for one in found), default=0)
     if not 2 <= seeds <= FEW_SEEDS:
         return []
     alone = smallest_t(seeds, 1)
     needs = [f"an interval alone excludes 0 once a difference is {significant(alone)} times its standard error"]
-    for what, found in (("levels", levels), ("arms", arms)):
-        errors = [standard_error(one.differences) for one in found if one.estimate.spread == "varies"]
-        if errors:
+    for what, found in kinds.items():
+        if errors := [standard_error(one.differences) for one in found if one.estimate.spread == "varies"]:
             corrected = smallest_t(seeds, max(one.family_size for one in found))
             own, needed = (plain(factor * median(errors)) for factor in (alone, corrected))
             needs.append(f"between {what} that is typically a difference of {own}, and of {needed} to stand after correction")
@@ -153,108 +122,105 @@ def _seeds_lines(findings: Findings) -> list[str]:
 
 def _best_lines(findings: Findings) -> list[str]:
     """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
-    best, sweep = best_arm(findings), findings.sweep
-    if best is None:
+    sweep, (ranked, seeds) = findings.sweep, ranked_arms(findings.sweep)
+    if not ranked:
         return []
-    score = with_half_width(*mean_and_half_width(sweep.values("objective")[best.arm.number].values()))
-    line = f"best of {counted(len(best.ranked), 'arm')}: {best.arm.name} (arm {best.arm.number}): {score}"
-    line += f" ({PLUS_MINUS.format(seeds=best.seeds)})" if best.seeds > 1 else "; one seed shows no spread, so it ranks no arms"
-    shrunken = shrunken_means(sweep, best.ranked)[best.arm.number]
-    if not math.isnan(shrunken):
-        line += f"; {plain(shrunken)} without the luck of being the best of {len(best.ranked)}"
-    lines = [line, *(_rival_lines(findings, best.rivals) if best.seeds > 1 and best.rivals else ())]
-    if best.unranked:
-        lines.append(f"not ranked, with fewer complete seeds: {arm_names(best.unranked)}")
-    return _on_these_prompts(sweep, lines)
+    (best, *rivals), count = ranked, len(ranked)
+    score = with_half_width(*mean_and_half_width(sweep.values["objective"][best.number].values()))
+    spread = f" ({PLUS_MINUS.format(seeds=seeds)})" if seeds > 1 else "; one seed shows no spread, so it ranks no arms"
+    shrunken = shrunken_means(sweep, ranked)[best.number]
+    luck = "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {count}"
+    unranked = [arm for arm in sweep.arms if arm not in ranked and arm not in sweep.over]
+    lines = [
+        f"best of {counted(count, 'arm')}: {best.name} (arm {best.number}): {score}{spread}{luck}",
+        *(_rival_lines(findings, best, rivals) if seeds > 1 and rivals else ()),
+        *([f"not ranked, with fewer complete seeds: {arm_names(unranked)}"] if unranked else ()),
+    ]
+    return _on(sweep.prompts, lines)
 
 
-def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
-    beaten = [rival for rival in rivals if rival.is_beaten]
-    alone = [rival for rival in rivals if rival.is_beaten_alone]
-    same = [rival.arm for rival in rivals if rival not in beaten and rival not in alone]
-    total, pairs = len(rivals), counted(len(_tested(findings.differences)), "pair")
-    lines = [f"arm by arm, after correction over {pairs}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
-    if alone:
-        why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
-        lines.append(f"arm by arm, {why}: better than {arms_of(len(alone), total)}{_by_amount(alone)}")
-    if same:
-        none = "no difference established, not even alone"
-        lines.append(f"arm by arm, {none}: {arms_of(len(same), total)}: {arm_names(same)}")
-    return lines
+def _rival_lines(findings: Findings, best: Arm, rivals: Sequence[Arm]) -> list[str]:
+    """Return a line for the arms that are beaten after the correction, those that are alone, and the others.
 
+    An arm with a lower mean over other seeds may be ahead in the seeds that both have.
+    """
+    ahead: dict[Level, Difference] = {}
+    for found in findings.differences:
+        sign = (found.second == best.number) - (found.first == best.number)
+        if sign * found.estimate.mean > 0:
+            ahead[found.first if sign > 0 else found.second] = found
+    beaten, alone = (
+        [arm for arm in rivals if arm.number in ahead and getattr(ahead[arm.number], kind)] for kind in ("is_claim", "is_alone")
+    )
+    same = [arm for arm in rivals if arm not in beaten and arm not in alone]
 
-def _by_amount(rivals: Sequence[Rival]) -> str:
-    """Return the arms, the farthest behind first, and by how much the first and the last are; nothing where there are none."""
-    ordered = sorted(rivals, key=lambda rival: -rival.lead)
-    amounts = [_amount(rival.difference) for rival in ordered if rival.difference is not None]
-    ends = " down to ".join(dict.fromkeys([*amounts[:1], *amounts[-1:]]))
-    return f", by {ends}: {arm_names([rival.arm for rival in ordered])}" if ends else ""
+    def by_amount(arms: list[Arm]) -> str:
+        """Return the arms, the farthest behind first, and by how much the first and the last are."""
+        ordered = sorted(arms, key=lambda arm: -abs(ahead[arm.number].estimate.mean))
+        amounts = [_amount(ahead[arm.number]) for arm in ordered]
+        ends = " down to ".join(dict.fromkeys([*amounts[:1], *amounts[-1:]]))
+        return f"better than {arms_of(len(arms), len(rivals))}" + (f", by {ends}: {arm_names(ordered)}" if ends else "")
 
-
-def _bound_lines(sweep: SweepRuns) -> list[str]:
-    check, bound = check_bound(sweep), f"the bound of {sweep.facts.kl_bound} ({sweep.facts.kl_metric})"
-    if sweep.facts.kl_bound is None:
-        return []
-    over = f"; over it, so never the best: {arm_names(check.over)}" if check.over else ""
-    return [f"within {bound}: {len(check.within)} of {counted(len(check.drifts), 'arm')}{over}"]
+    pairs, none = counted(len(_tested(findings.differences)), "pair"), "no difference established, not even alone"
+    why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
+    return [
+        f"arm by arm, after correction over {pairs}: {by_amount(beaten)}",
+        *([f"arm by arm, {why}: {by_amount(alone)}"] if alone else ()),
+        *([f"arm by arm, {none}: {arms_of(len(same), len(rivals))}: {arm_names(same)}"] if same else ()),
+    ]
 
 
 # Knobs
 
 
 def _question_lines(findings: Findings) -> list[str]:
-    asked = findings.facts.primary
+    asked = findings.sweep.config.primary
     if asked is None:
         return []
     between = "" if asked.levels is None else " " + " or ".join(level_name(asked.knob, level) for level in asked.levels)
     words = _knob_words(findings, asked.knob, "objective", question=True)
-    return _on_these_prompts(findings.sweep, [f"the question, {knob_name(asked.knob)}{between}: {words}"])
-
-
-def _knob_lines(findings: Findings) -> list[str]:
-    lines = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.facts.knobs]
-    return _on_these_prompts(findings.sweep, [*lines, *_interaction_lines(findings, "objective", "interaction of")])
+    return _on(findings.sweep.prompts, [f"the question, {knob_name(asked.knob)}{between}: {words}"])
 
 
 def _drift_lines(findings: Findings) -> list[str]:
     """Return a line a knob about the drift from the initial policy, and one for each two knobs that interact in it."""
-    sweep, measure = findings.sweep, drift_measure(findings.sweep)
-    if measure is None or measure not in findings.effects:
+    varied, measure = findings.sweep.varied, drift_measure(findings.sweep)
+    if measure is None:
         return []
     unit = f"(KL to the initial policy, {MEASURES[measure].drift})"
-    lines = [f"drift by {knob_name(knob)} {unit}: {_knob_words(findings, knob, measure)}" for knob in sweep.varied]
+    lines = [f"drift by {knob_name(knob)} {unit}: {_knob_words(findings, knob, measure)}" for knob in varied]
     lines += _interaction_lines(findings, measure, "drift, interaction of")
-    return [*_on_these_prompts(sweep, lines, measure), *kl_lines(sweep.varied)]
+    return [*_on("these prompts", lines), *kl_lines(varied)]
 
 
 def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool = False) -> str:
-    effects, is_drift = findings.effects[outcome], outcome != "objective"
-    association, contrasts = effects.association(knob), effects.of(knob)
-    of_knob = [association] if association is not None else contrasts
+    of_knob = [found for found in findings.effects[outcome] if found.knob == knob]
     asked = [found for found in of_knob if (found in findings.question) == question]
     if not asked:
         nothing = "nothing to compare: one level, or no matched pair of complete runs"
         return "answered by the question" if of_knob and not question else nothing
-    if association is not None:
-        return _association_words(association, "drift" if is_drift else "objective")
-    contrasts = sorted((one for one in contrasts if one in asked), key=lambda found: -abs(found.estimate.mean))
-    unclaimed = _not_established(findings.sweep)
-    return _contrast_words(_tested(contrasts) or contrasts, DRIFT if is_drift else HIGHER_IS_BETTER, unclaimed)
+    contrasts = [found for found in asked if isinstance(found, Difference)]
+    associations = [found for found in asked if isinstance(found, Association)]
+    if associations:
+        return _association_words(associations[0], "objective" if outcome == "objective" else "drift")
+    contrasts.sort(key=lambda found: -abs(found.estimate.mean))
+    wording = HIGHER_IS_BETTER if outcome == "objective" else DRIFT
+    return _contrast_words(_tested(contrasts) or contrasts, wording, _not_established(findings.sweep))
 
 
 def _not_established(sweep: SweepRuns) -> str:
     return "not claimed while interim" if sweep.awaited[0] else "not established after correction"
 
 
-def _contrast_words(contrasts: Sequence[Comparison], wording: Wording, unclaimed: str) -> str:
+def _contrast_words(contrasts: Sequence[Difference], wording: Wording, unclaimed: str) -> str:
     """Return the contrasts of one knob, the largest first: those that stand, that stand alone, and that are open."""
     claims = [_claim_words(found, wording) for found in contrasts if found.is_claim]
     alone = [
         f"{_put(found, wording[1])} (alone: {_amount(found)}, Holm {p_words(found.holm_p)})"
         for found in contrasts
-        if found.is_significant_uncorrected
+        if found.is_alone
     ]
-    rest = [found for found in contrasts if not found.is_claim and not found.is_significant_uncorrected]
+    rest = [found for found in contrasts if not found.is_claim and not found.is_alone]
     still_open = [f"{_put(found, wording[1])} by {_amount(found)}" for found in rest]
     more = [f"{len(claims) - MOST_LISTED} more differences stand in the table"] if len(claims) > MOST_LISTED else []
     texts = [*claims[:MOST_LISTED], *more, *([f"{unclaimed}: {first_few(alone)}"] if alone else [])]
@@ -268,13 +234,13 @@ def _contrast_words(contrasts: Sequence[Comparison], wording: Wording, unclaimed
     return "; ".join(texts)
 
 
-def _put(found: Comparison, template: str) -> str:
+def _put(found: Difference, template: str) -> str:
     """Return a difference in words, {high} the level with the larger figure: `0.1 beats 4 by 0.210 [0.191, 0.228]`."""
     low, high = (found.first_name, found.second_name)[:: -1 if found.estimate.mean < 0 else 1]
     return template.format(high=high, low=low, amount=_amount(found))
 
 
-def _claim_words(found: Comparison, wording: Wording) -> str:
+def _claim_words(found: Difference, wording: Wording) -> str:
     sign = 1 if found.estimate.mean > 0 else -1
     at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1].strip("[]").split(",")[0]
     is_sure = min(sign * end for end in found.simultaneous_interval) > 0
@@ -283,20 +249,20 @@ def _claim_words(found: Comparison, wording: Wording) -> str:
 
 
 def _association_words(found: Association, what: str) -> str:
-    rho, count = found.correlation.rho, counted(found.correlation.count, "arm")
+    count = counted(found.arms, "arm")
     if math.isnan(found.p):
         return f"{found.reason}, and {count} cannot show an association"
-    direction = f"larger values go with a {'higher' if rho > 0 else 'lower'} {what}"
+    direction = f"larger values go with a {'higher' if found.rho > 0 else 'lower'} {what}"
     head = direction if found.is_claim else f"no association established with {count}"
-    facts = f"rank correlation {rho:+.2f} over {count}, Holm {p_words(found.holm_p)}"
+    facts = f"rank correlation {found.rho:+.2f} over {count}, Holm {p_words(found.holm_p)}"
     return f"{head} ({facts}); an association, not matched arms: {found.reason}"
 
 
 def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str]:
     """Return a line for each two knobs whose strongest interaction matters to what is written about either of them."""
     strongest = [
-        max(of_knobs, key=lambda found: (found.is_claim, found.is_significant_uncorrected, abs(found.estimate.mean)))
-        for _, of_knobs in groupby(_tested(findings.interactions.get(outcome, ())), key=lambda found: (found.knob, found.other))
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_alone, abs(found.estimate.mean)))
+        for _, of_knobs in groupby(_tested(findings.interactions[outcome]), key=lambda found: (found.knob, found.other))
     ]
     return [
         f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(findings.sweep, found)}"
@@ -305,25 +271,26 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     ]
 
 
-def _hides(findings: Findings, found: Interaction) -> bool:
+def _hides(findings: Findings, found: Difference) -> bool:
     """Return whether a mean effect that seems established is smaller than the difference between the effects it averages."""
-    effects, levels = findings.effects[found.outcome], ({found.first, found.second}, {found.at_first, found.at_second})
-    averages = [main for main in [*effects.of(found.knob), *effects.of(found.other)] if {main.first, main.second} in levels]
-    return any(abs(found.estimate.mean) > abs(main.estimate.mean) and main.estimate.excludes_zero for main in averages)
+    levels = ({found.first, found.second}, {found.at_first, found.at_second})
+    mains = findings.contrasts(found.outcome, found.knob, found.other)
+    averages = [main.estimate for main in mains if {main.first, main.second} in levels]
+    return any(abs(found.estimate.mean) > abs(main.mean) and main.excludes_zero for main in averages)
 
 
-def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
+def _interaction_words(sweep: SweepRuns, found: Difference) -> str:
     effects = simple_effects(sweep, found)
     sides = [effects[level].mean for level in (found.at_first, found.at_second) if level in effects]
     sign = -1 if max(sides, key=abs, default=1.0) < 0 else 1  # so that the larger effect is positive
-    low, high = (level_name(found.knob, level) for level in (found.first, found.second)[::sign])
+    low, high = (found.first_name, found.second_name)[::sign]
     at_levels = [f"{estimate_text(effect, sign)} at {arm_name({found.other: level})}" for level, effect in effects.items()]
     less, more = [found.at_first, found.at_second][:: 1 if sign * found.estimate.mean > 0 else -1]
     larger = f"larger at {arm_name({found.other: more})} than at {arm_name({found.other: less})}"
     amount, holm_p = _amount(found), p_words(found.holm_p)
     if found.is_claim:
         sure = f"the effect is {larger} by {amount} (Holm {holm_p})"
-    elif found.is_significant_uncorrected:
+    elif found.is_alone:
         sure = f"that it is {larger} is {_not_established(sweep)} (alone: by {amount}, Holm {holm_p})"
     else:
         sure = f"that it is {larger} by {amount} is not established, but more than the mean effect: read each level"

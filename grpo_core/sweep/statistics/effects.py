@@ -32,7 +32,6 @@ from grpo_core.sweep.statistics.paired import (
     MODERATED_FROM,
     ROUNDING,
     PairedEstimate,
-    RankCorrelation,
     holm,
     moderated_p,
     paired_estimate,
@@ -46,7 +45,6 @@ from grpo_core.sweep.statistics.runs import (
     Levels,
     Settings,
     SweepRuns,
-    Values,
     cells_by_seed,
     is_number,
     matched,
@@ -62,6 +60,8 @@ class Statement:
     """Something about an outcome that is tested, in a family of such statements."""
 
     outcome: str
+    knob: str
+    """Empty: it is about two arms."""
     p: float
     """The p-value by itself: of the paired t test, or of permutations; NaN where nothing is tested."""
     family_p: float
@@ -81,21 +81,37 @@ class Statement:
         """Whether it stands after Holm's correction, all planned runs being in."""
         return self.holm_p <= ALPHA and not self.is_interim
 
-    @property
-    def is_significant_uncorrected(self) -> bool:
-        """Whether it would stand by itself although it does not after the correction: neither a result nor nothing."""
-        return not self.is_claim and self.p <= ALPHA
-
 
 AnyStatement = TypeVar("AnyStatement", bound=Statement)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Association(Statement):
+    """Spearman's rank correlation of a sampled knob and an outcome over arm means."""
+
+    rho: float
+    """NaN where one side does not vary or there are fewer than 3 arms."""
+    arms: int
+    left_out: int
+    """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
+    reason: str
+    """Why levels are not compared in matched pairs, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Difference(Statement):
-    """A paired difference of an outcome."""
+    """A paired difference of an outcome, `second` minus `first`: of two levels of a knob, or of two arms by their numbers.
+
+    An interaction: how far that of two levels differs between two levels of another knob, at_second minus at_first.
+    """
 
     first: Level
     second: Level
+    first_name: str
+    second_name: str
+    other: str = ""
+    at_first: Level = None
+    at_second: Level = None
     differences: tuple[float, ...]
     estimate: PairedEstimate
     pairs: int
@@ -111,9 +127,14 @@ class Difference(Statement):
         return super().is_claim and self.estimate.excludes_zero
 
     @property
-    def is_significant_uncorrected(self) -> bool:
-        """Whether its own interval excludes 0 although it does not stand after the correction."""
+    def is_alone(self) -> bool:
+        """Whether its own interval excludes 0 although it does not stand after the correction: neither result nor nothing."""
         return not self.is_claim and self.estimate.excludes_zero
+
+    @property
+    def name(self) -> str:
+        """Both levels, as a table has them: `0.1 − 0.04`."""  # noqa: RUF002 - a minus between two numbers
+        return f"{self.second_name} − {self.first_name}"  # noqa: RUF001
 
     @cached_property
     def simultaneous_interval(self) -> tuple[float, float]:
@@ -122,60 +143,6 @@ class Difference(Statement):
             return t_interval(self.differences, comparisons=self.family_size)
         # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
         return (0.0, 0.0) if self.estimate.spread == "identical" else (math.nan, math.nan)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison(Difference):
-    """Two levels of a knob, or two arms: `second` minus `first`."""
-
-    knob: str | None
-    """None: two arms, `first` and `second` are their numbers."""
-    first_name: str
-    second_name: str
-
-    @property
-    def name(self) -> str:
-        """Both, as a table of levels has them: `0.1 − 0.04`."""  # noqa: RUF002 - a minus between two numbers
-        return f"{self.second_name} − {self.first_name}"  # noqa: RUF001
-
-
-@dataclass(frozen=True, kw_only=True)
-class Association(Statement):
-    """A sampled knob and an outcome over arm means."""
-
-    knob: str
-    correlation: RankCorrelation
-    left_out: int
-    """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
-    reason: str
-    """Why levels are not compared in matched pairs, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnobEffects:
-    """All statements about knobs for one outcome: one family."""
-
-    outcome: str
-    contrasts: tuple[Comparison, ...]
-    associations: tuple[Association, ...]
-
-    def of(self, knob: str) -> list[Comparison]:
-        """Return the contrasts of one knob."""
-        return [contrast for contrast in self.contrasts if contrast.knob == knob]
-
-    def association(self, knob: str) -> Association | None:
-        """Return the association of a sampled knob; None for a knob with contrasts or one level."""
-        return next((found for found in self.associations if found.knob == knob), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interaction(Difference):
-    """How far the effect of a knob, `second` minus `first`, differs between two levels of another: at_second minus at_first."""
-
-    knob: str
-    other: str
-    at_first: Level
-    at_second: Level
 
 
 def as_family(found: Sequence[AnyStatement]) -> tuple[AnyStatement, ...]:
@@ -201,48 +168,35 @@ def adjust(found: Sequence[AnyStatement], weights: Sequence[float], *, is_interi
     )
 
 
-def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
+def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> tuple[Difference | Association, ...]:
     """Return the effect of every knob on an outcome, adjusted over all of them."""
-    values = sweep.values(outcome)
-    found: list[Comparison | Association] = []
+    found: list[Difference | Association] = []
     for knob in sweep.varied:
         reason = unmatched_reason(sweep, knob)
-        found += [_association(sweep, knob, outcome, values, reason)] if reason else _contrasts(sweep, knob, outcome, values)
-    adjusted = as_family(found)
-    return KnobEffects(
-        outcome=outcome,
-        contrasts=tuple(one for one in adjusted if isinstance(one, Comparison)),
-        associations=tuple(one for one in adjusted if isinstance(one, Association)),
-    )
+        found += [_association(sweep, knob, outcome, reason)] if reason else _contrasts(sweep, knob, outcome)
+    return as_family(found)
 
 
-def arm_differences(sweep: SweepRuns) -> tuple[Comparison, ...]:
+def arm_differences(sweep: SweepRuns) -> tuple[Difference, ...]:
     """Return every pair of arms that share a complete seed, in the objective, the later arm minus the earlier, adjusted."""
-    outcome = "objective"
-    values, prompts = sweep.values(outcome), sweep.by_prompt
-    shared = (
-        (first, second, sorted(values[first.number].keys() & values[second.number].keys()))
-        for first, second in combinations(sweep.arms, 2)
-    )
-    return as_family(
-        [
-            Comparison(
-                knob=None,
-                outcome=outcome,
-                first=first.number,
-                second=second.number,
-                first_name=first.name,
-                second_name=second.name,
-                planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
-                **paired(
-                    [[(values[first.number][seed], values[second.number][seed])] for seed in seeds],
-                    [[(prompts[first.number][seed], prompts[second.number][seed])] for seed in seeds if prompts[first.number]],
-                ),
+    found = []
+    for first, second in combinations(sweep.arms, 2):
+        values, others = (sweep.values["objective"][arm.number] for arm in (first, second))
+        scores, other_scores = (sweep.scores[arm.number] for arm in (first, second))
+        if seeds := sorted(values.keys() & others.keys()):
+            of_prompts = [[(scores[seed], other_scores[seed])] for seed in seeds if scores]
+            found.append(
+                Difference(
+                    outcome="objective",
+                    knob="",
+                    first=first.number,
+                    second=second.number,
+                    first_name=first.name,
+                    second_name=second.name,
+                    **paired(sweep, 1, [[(values[seed], others[seed])] for seed in seeds], of_prompts),
+                )
             )
-            for first, second, seeds in shared
-            if seeds
-        ]
-    )
+    return as_family(found)
 
 
 def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
@@ -254,64 +208,67 @@ def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
     return mean(known), (high - low) / 2
 
 
-def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: Values) -> list[Comparison]:
-    settings = sweep.settings([knob])
-    cells = cells_by_seed(settings, values)
-    of_prompts = cells_by_seed(settings, sweep.by_prompt) if outcome == "objective" else []
+def _cells(sweep: SweepRuns, knobs: Sequence[str], outcome: str) -> tuple[Settings, Any, Any]:
+    """Return the settings of the other knobs, and the cells of each seed: of the outcome, and of the objective by prompt."""
+    settings = sweep.settings(knobs)
+    of_prompts = cells_by_seed(settings, sweep.scores) if outcome == "objective" else []
+    return settings, cells_by_seed(settings, sweep.values[outcome]), of_prompts
+
+
+def _contrasts(sweep: SweepRuns, knob: str, outcome: str) -> list[Difference]:
+    settings, cells, of_prompts = _cells(sweep, [knob], outcome)
     found = ((first, second, matched(cells, [(first,), (second,)])) for first, second in combinations(sweep.levels(knob), 2))
     return [
-        Comparison(
-            knob=knob,
+        Difference(
             outcome=outcome,
+            knob=knob,
             first=first,
             second=second,
             first_name=level_name(knob, first),
             second_name=level_name(knob, second),
-            planned_pairs=planned_pairs(sweep, settings, [(first,), (second,)], pairs),
-            **paired(pairs, matched(of_prompts, [(first,), (second,)])),
+            **paired(sweep, _shared(settings, [(first,), (second,)]), pairs, matched(of_prompts, [(first,), (second,)])),
         )
         for first, second, pairs in found
         if pairs
     ]
 
 
-def planned_pairs(sweep: SweepRuns, settings: Settings, keys: Sequence[Levels], pairs: Sequence[Sequence[object]]) -> int:
-    """Return how many pairs of some cells would enter were every run complete; never fewer than those that do."""
-    shared = sum(all(key in setting for key in keys) for setting in settings)
-    return max(shared * len(sweep.facts.seeds), sum(map(len, pairs)))
-
-
-def _association(sweep: SweepRuns, knob: str, outcome: str, values: Values, reason: str) -> Association:
-    points = arm_points(sweep, knob, values)
+def _association(sweep: SweepRuns, knob: str, outcome: str, reason: str) -> Association:
+    values = sweep.values[outcome]
+    points = [(arm.values[knob], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
     # A reference that never syncs has the longest period; ranks need no more than that.
     longest = math.inf if knob == "reference.sync_steps" else None
     ranked = [(longest if level is None else level, mean) for level, mean in points]
     numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
-    correlation = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
+    rho, p = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
     return Association(
-        knob=knob,
         outcome=outcome,
-        p=correlation.p,
-        family_p=correlation.p,
-        correlation=correlation,
+        knob=knob,
+        p=p,
+        family_p=p,
+        rho=rho,
+        arms=len(numbers),
         left_out=len(points) - len(numbers),
         reason=reason,
     )
 
 
-def arm_points(sweep: SweepRuns, knob: str, values: Values) -> list[tuple[Level, float]]:
-    """Return (level, mean over seeds) of every arm with a complete run."""
-    return [(arm.values[knob], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
+def _shared(settings: Settings, keys: Sequence[Levels]) -> int:
+    return sum(all(key in setting for key in keys) for setting in settings)
 
 
 def paired(
+    sweep: SweepRuns,
+    shared: int,
     pairs: Sequence[Sequence[tuple[float, ...]]],
     by_prompt: Sequence[Sequence[tuple[np.ndarray, ...]]] = (),
     scale: float | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Difference`: the differences of matched pairs, averaged within each seed, and what they show.
+    """Return fields of a `Difference`: the differences of matched pairs, averaged within each seed, and what they show.
 
     Args:
+        sweep: of the runs.
+        shared: settings of the other knobs in which a pair was planned.
         pairs: for each seed, (first, second) figures.
         by_prompt: the same pairs prompt by prompt; empty where they are not known.
         scale: size of the figures that rounding is measured against; of the pairs themselves if left out.
@@ -326,6 +283,7 @@ def paired(
         "p": estimate.p,
         "family_p": estimate.family_p,
         "pairs": sum(map(len, pairs)),
+        "planned_pairs": max(shared * len(sweep.config.seeds), sum(map(len, pairs))),
         "new_prompts": two_way_interval(scores) if len(scores) else (math.nan, math.nan),
     }
 
@@ -334,45 +292,49 @@ def unmatched_reason(sweep: SweepRuns, knob: str) -> str | None:
     """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
     if not any(len(arms) > 1 for arms in sweep.settings([knob])):
         return "no two arms agree in all other knobs"
-    numbers = sum(is_number(level) for level in sweep.levels(knob))
-    if sweep.facts.sampler != "grid" and numbers > MAX_LEVELS:
-        return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}"
-    return None
+    numbers = sum(map(is_number, sweep.levels(knob)))
+    is_drawn = sweep.config.sampler != "grid" and numbers > MAX_LEVELS
+    return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}" if is_drawn else None
 
 
-def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]:
+def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Difference, ...]:
     """Return every interaction of two matched knobs for an outcome, adjusted over all of them."""
     knobs = [knob for knob in sweep.varied if not unmatched_reason(sweep, knob)]
     return as_family([one for knob, other in combinations(knobs, 2) for one in _of_knobs(sweep, outcome, knob, other)])
 
 
-def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEstimate]:
+def simple_effects(sweep: SweepRuns, found: Difference) -> dict[Level, PairedEstimate]:
     """Return the effect of the interaction's knob, `second` minus `first`, at each level of the other one where it is known."""
-    cells = cells_by_seed(sweep.settings([found.knob, found.other]), sweep.values(found.outcome))
+    cells = cells_by_seed(sweep.settings([found.knob, found.other]), sweep.values[found.outcome])
     by_level = {level: matched(cells, [(found.first, level), (found.second, level)]) for level in sweep.levels(found.other)}
-    return {level: paired(pairs)["estimate"] for level, pairs in by_level.items() if pairs}
+    return {level: paired(sweep, 0, pairs)["estimate"] for level, pairs in by_level.items() if pairs}
 
 
-def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Interaction]:
-    values, settings = sweep.values(outcome), sweep.settings([knob, other])
-    cells = cells_by_seed(settings, values)
-    of_prompts = cells_by_seed(settings, sweep.by_prompt) if outcome == "objective" else []
-    scale = max((abs(value) for of_arm in values.values() for value in of_arm.values()), default=0.0)
+def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Difference]:
+    settings, cells, of_prompts = _cells(sweep, [knob, other], outcome)
+    scale = max((abs(value) for of_arm in sweep.values[outcome].values() for value in of_arm.values()), default=0.0)
     found = []
     for (first, second), (at_first, at_second) in product(*(combinations(sweep.levels(one), 2) for one in (knob, other))):
         four = [(level, at) for at in (at_first, at_second) for level in (first, second)]
         if known := [[_effects(figures) for figures in of_seed] for of_seed in matched(cells, four)]:
             found.append(
-                Interaction(
+                Difference(
                     outcome=outcome,
                     knob=knob,
                     first=first,
                     second=second,
+                    first_name=level_name(knob, first),
+                    second_name=level_name(knob, second),
                     other=other,
                     at_first=at_first,
                     at_second=at_second,
-                    planned_pairs=planned_pairs(sweep, settings, four, known),
-                    **paired(known, [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)], scale),
+                    **paired(
+                        sweep,
+                        _shared(settings, four),
+                        known,
+                        [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)],
+                        scale,
+                    ),
                 )
             )
     return found

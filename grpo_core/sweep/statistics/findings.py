@@ -14,17 +14,17 @@ otherwise make a false one in 16 % of sweeps of five seeds that have nothing to 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.measures import DRIFTS
+from grpo_core.sweep.display import DRIFTS, OUTCOMES
+from grpo_core.sweep.schema import SweepConfig
 from grpo_core.sweep.statistics.effects import (
     Association,
-    Comparison,
-    Interaction,
-    KnobEffects,
+    Difference,
     Statement,
     adjust,
     arm_differences,
@@ -32,8 +32,7 @@ from grpo_core.sweep.statistics.effects import (
     knob_effects,
     mean_and_half_width,
 )
-from grpo_core.sweep.statistics.paired import smallest_t, standard_error
-from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns, as_level
 
 QUESTION_SHARE = 0.6
 """Of the family's 5 %: what the question has, where the sweep names one."""
@@ -44,114 +43,59 @@ class Findings:
     """What the statistics found."""
 
     sweep: SweepRuns
-    effects: dict[str, KnobEffects]
-    interactions: dict[str, tuple[Interaction, ...]]
+    effects: dict[str, tuple[Difference | Association, ...]]
+    """By outcome: of each knob, the question first."""
+    interactions: dict[str, tuple[Difference, ...]]
     """By outcome: of the objective and of the drift."""
-    differences: tuple[Comparison, ...]
+    differences: tuple[Difference, ...]
     """All pairs of arms in the objective."""
     sentences: tuple[Statement, ...]
     """Those of the above that the answer is made of, the question first: one family."""
-    question: tuple[Comparison | Association, ...]
+    question: tuple[Difference | Association, ...]
 
-    @property
-    def facts(self) -> SweepFacts:
-        """What the sweep asked."""
-        return self.sweep.facts
+    def contrasts(self, outcome: str, *knobs: str) -> list[Difference]:
+        """Return the contrasts of some knobs for an outcome, of all where none is named."""
+        of_outcome = [one for one in self.effects[outcome] if isinstance(one, Difference)]
+        return [one for one in of_outcome if not knobs or one.knob in knobs]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rival:
-    """A ranked arm beside the best one."""
-
-    arm: Arm
-    difference: Comparison | None
-    """Between the two; None where they share no seed."""
-
-    @property
-    def is_beaten(self) -> bool:
-        """Whether the best arm is better after Holm's correction."""
-        return self.difference is not None and self.difference.is_claim and self.lead > 0
-
-    @property
-    def is_beaten_alone(self) -> bool:
-        """Whether the best arm is better by the interval of this pair alone, and no longer after the correction."""
-        return self.difference is not None and self.difference.is_significant_uncorrected and self.lead > 0
-
-    @property
-    def lead(self) -> float:
-        """How far the best arm is ahead in the seeds that both have; it can be negative where the two lack different seeds."""
-        if self.difference is None:
-            return math.nan
-        return self.difference.estimate.mean * (1 if self.difference.first == self.arm.number else -1)
+    def associations(self, outcome: str) -> dict[str, Association]:
+        """Return sampled knob -> its association; knobs with contrasts or one level have none."""
+        return {one.knob: one for one in self.effects[outcome] if isinstance(one, Association)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The arm with the highest mean objective among those within the bound on the drift with the most complete seeds."""
-
-    arm: Arm
-    ranked: tuple[Arm, ...]
-    """All arms that were compared, the best first; none of them is over the bound."""
-    unranked: tuple[Arm, ...]
-    """Arms that are not over the bound, with fewer complete seeds: what they lack is not comparable."""
-    seeds: int
-    rivals: tuple[Rival, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundCheck:
-    """The arms with complete runs, by whether they keep the bound."""
-
-    within: tuple[Arm, ...]
-    over: tuple[Arm, ...]
-    """Upper end of the drift above the bound, or unknown while there is one."""
-    drifts: dict[int, float]
-    """Arm number -> mean drift over its complete runs; NaN where one of them has none."""
-    upper: dict[int, float]
-    """Arm number -> upper end of the 95 % interval of that mean, with one seed the mean: what the bound is compared with."""
-
-
-def find(sweep: SweepRuns, outcomes: Sequence[str]) -> Findings:
+def find(sweep: SweepRuns, outcomes: Sequence[str] = OUTCOMES) -> Findings:
     """Return the statistics of a sweep, what the answer says of them adjusted as one family."""
-    drift = drift_measure(sweep)
     effects = {outcome: knob_effects(sweep, outcome) for outcome in outcomes}
-    crossed = {outcome: find_interactions(sweep, outcome) for outcome in outcomes if outcome in ("objective", drift)}
-    groups: dict[str, tuple[Statement, ...]] = {"question": (), "arms": arm_differences(sweep)}
-    for outcome, interactions in crossed.items():
-        about: list[Comparison | Association] = [*effects[outcome].contrasts, *effects[outcome].associations]
-        asked = [one for one in about if outcome == "objective" and _is_asked(sweep.facts, one)]
-        groups["question"] += tuple(asked)
-        groups |= {f"knobs {outcome}": tuple(one for one in about if one not in asked), f"crossed {outcome}": interactions}
-    sentences = _one_family(groups, is_interim=sweep.awaited[0] > 0)
-    for outcome in crossed:
-        of_outcome = [one for one in (*sentences["question"], *sentences[f"knobs {outcome}"]) if one.outcome == outcome]
-        effects[outcome] = replace(
-            effects[outcome],
-            contrasts=tuple(one for one in of_outcome if isinstance(one, Comparison)),
-            associations=tuple(one for one in of_outcome if isinstance(one, Association)),
-        )
+    question = tuple(one for one in effects["objective"] if _is_asked(sweep.config, one))
+    told = [outcome for outcome in outcomes if outcome in ("objective", drift_measure(sweep))]
+    groups: dict[str, tuple[Any, ...]] = {"question": question, "arms": arm_differences(sweep)}
+    for outcome in told:
+        others = tuple(one for one in effects[outcome] if one not in question)
+        groups |= {f"knobs {outcome}": others, f"crossed {outcome}": find_interactions(sweep, outcome)}
+    groups = _one_family(groups, is_interim=sweep.awaited[0] > 0)
+    of_knobs = {outcome: groups[f"knobs {outcome}"] for outcome in told}
+    of_knobs["objective"] = groups["question"] + of_knobs["objective"]
     return Findings(
         sweep=sweep,
-        effects=effects,
-        interactions={
-            outcome: tuple(one for one in sentences[f"crossed {outcome}"] if isinstance(one, Interaction))
-            for outcome in crossed
-        },
-        differences=tuple(one for one in sentences["arms"] if isinstance(one, Comparison)),
-        sentences=tuple(one for group in sentences.values() for one in group),
-        question=tuple(one for one in sentences["question"] if isinstance(one, Comparison | Association)),
+        effects=effects | of_knobs,
+        interactions={outcome: groups[f"crossed {outcome}"] for outcome in told},
+        differences=groups["arms"],
+        sentences=tuple(one for group in groups.values() for one in group),
+        question=groups["question"],
     )
 
 
-def _is_asked(facts: SweepFacts, found: Comparison | Association) -> bool:
+def _is_asked(config: SweepConfig, found: Difference | Association) -> bool:
     """Return whether a statement about the objective is one of the question that the sweep named."""
-    asked = facts.primary
+    asked = config.primary
     if asked is None or found.knob != asked.knob:
         return False
-    return asked.levels is None or (isinstance(found, Comparison) and {found.first, found.second} == set(asked.levels))
+    return asked.levels is None or (
+        isinstance(found, Difference) and {found.first, found.second} == set(map(as_level, asked.levels))
+    )
 
 
-def _one_family(groups: dict[str, tuple[Statement, ...]], *, is_interim: bool) -> dict[str, tuple[Statement, ...]]:
+def _one_family(groups: dict[str, tuple[Any, ...]], *, is_interim: bool) -> dict[str, tuple[Any, ...]]:
     """Return groups of statements adjusted as one family, the question and the other groups each with its share."""
     tested = {name: sum(not math.isnan(one.family_p) for one in group) for name, group in groups.items()}
     others = sum(bool(count) for name, count in tested.items() if name != "question")
@@ -167,35 +111,19 @@ def _one_family(groups: dict[str, tuple[Statement, ...]], *, is_interim: bool) -
 
 def drift_measure(sweep: SweepRuns) -> str | None:
     """Return the column that holds the drift of the most complete runs, of equal ones the exact one; None without any."""
-    known = {measure: sum(map(len, sweep.values(measure).values())) for measure in DRIFTS}
+    known = {measure: sum(map(len, sweep.values[measure].values())) for measure in DRIFTS}
     best = max(known, key=lambda measure: known[measure])  # of equal ones the first, which is the better
     return best if known[best] else None
 
 
-def best_arm(findings: Findings) -> Best | None:
-    """Return the best arm and how it stands against the others.
+def ranked_arms(sweep: SweepRuns) -> tuple[list[Arm], int]:
+    """Return the arms with the most complete seeds that keep the bound, the highest mean objective first, and how many seeds.
 
-    None where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
+    Empty where no run is complete, every arm is over the bound, or planned runs are to come: what claims nothing names none.
     """
-    bound = check_bound(findings.sweep)
-    if not bound.within or findings.sweep.awaited[0]:
-        return None
-    ranked, seeds = rank(findings.sweep, bound.within)
-    best = ranked[0]
-    pairs = {frozenset((found.first, found.second)): found for found in findings.differences}
-    return Best(
-        arm=best,
-        ranked=tuple(ranked),
-        unranked=tuple(arm for arm in findings.sweep.arms if arm not in ranked and arm not in bound.over),
-        seeds=seeds,
-        rivals=tuple(Rival(arm=arm, difference=pairs.get(frozenset((best.number, arm.number)))) for arm in ranked[1:]),
-    )
-
-
-def rank(sweep: SweepRuns, arms: Sequence[Arm]) -> tuple[list[Arm], int]:
-    """Return those of some arms with the most complete seeds, the highest mean objective first, and how many seeds."""
-    values = sweep.values("objective")
-    seeds = max(len(values[arm.number]) for arm in arms)
+    values = sweep.values["objective"]
+    arms = () if sweep.awaited[0] else sweep.within
+    seeds = max((len(values[arm.number]) for arm in arms), default=0)
     full = [arm for arm in arms if len(values[arm.number]) == seeds]
     return sorted(full, key=lambda arm: (-mean_and_half_width(values[arm.number].values())[0], arm.number)), seeds
 
@@ -208,7 +136,7 @@ def shrunken_means(sweep: SweepRuns, arms: Sequence[Arm]) -> dict[int, float]:
     what a seed does to every arm is in neither. The best of 18 equal arms lies 1.8 standard errors above their mean by luck.
     NaN below two arms, or seeds that all of them have.
     """
-    values = sweep.values("objective")
+    values = sweep.values["objective"]
     seeds = sorted(set.intersection(*(set(values[arm.number]) for arm in arms))) if arms else []
     if len(arms) < 2 or len(seeds) < 2:
         return {arm.number: math.nan for arm in arms}
@@ -218,27 +146,6 @@ def shrunken_means(sweep: SweepRuns, arms: Sequence[Arm]) -> dict[int, float]:
     error = float((residual**2).sum()) / ((len(arms) - 1) * (len(seeds) - 1) * len(seeds))
     kept = max(0.0, 1 - error / spread) if (spread := float(means.var(ddof=1))) > 0 else 0.0
     return {arm.number: float(means.mean() + kept * (own - means.mean())) for arm, own in zip(arms, means, strict=True)}
-
-
-def check_bound(sweep: SweepRuns) -> BoundCheck:
-    """Return which arms with complete runs keep `facts.kl_bound`; all without a bound.
-
-    What keeps it is the upper end of Student's 95 % interval of the mean `drift` of an arm's complete runs, one-sided: an arm
-    whose drift is the bound is kept in 5 % of sweeps, not in half of them. One seed has no interval; there the drift itself is
-    compared. A run whose drift is unknown makes the mean unknown, and what is unknown keeps no bound.
-    """
-    runs = sweep.complete
-    by_arm = {arm.number: runs.loc[runs["arm"] == arm.number, "drift"].tolist() for arm in sweep.arms}
-    drifts = {number: math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm.items() if of_arm}
-    # One-sided at 5 % is two-sided at 10 %: as many comparisons as half a one.
-    errors = {
-        number: smallest_t(len(by_arm[number]), 0.5) * standard_error(by_arm[number]) if len(by_arm[number]) > 1 else 0.0
-        for number in drifts
-    }
-    upper = {number: drift + errors[number] for number, drift in drifts.items()}
-    arms, bound = [arm for arm in sweep.arms if arm.number in drifts], sweep.facts.kl_bound
-    within = tuple(arm for arm in arms if bound is None or upper[arm.number] <= bound)
-    return BoundCheck(within=within, over=tuple(arm for arm in arms if arm not in within), drifts=drifts, upper=upper)
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:

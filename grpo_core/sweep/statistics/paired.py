@@ -78,25 +78,17 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
     '2.000 [-0.484, 4.484] p = 0.074'
     """
     values = np.asarray(differences, dtype=float)
-    count, mean = len(values), float(values.mean())
-    if count == 1:
-        nan, mean = math.nan, 0.0 if abs(mean) <= ROUNDING * scale else mean
-        return PairedEstimate(seeds=1, mean=mean, low=nan, high=nan, p=nan, family_p=nan, spread="one seed")
-    if np.ptp(values) <= ROUNDING * scale and abs(mean) <= ROUNDING * scale:
-        return PairedEstimate(seeds=count, mean=0.0, low=0.0, high=0.0, p=1.0, family_p=1.0, spread="identical")
-    if np.ptp(values) <= ROUNDING * scale:
-        return PairedEstimate(
-            seeds=count,
-            mean=mean,
-            low=mean,
-            high=mean,
-            p=0.0,
-            family_p=2.0 ** (1 - count),
-            spread="constant",
-        )
-    low, high = t_interval(values)
-    p = 2 * float(special.stdtr(count - 1, -abs(mean / standard_error(values))))
-    return PairedEstimate(seeds=count, mean=mean, low=low, high=high, p=p, family_p=p, spread="varies")
+    count, tiny, low, high, p = len(values), ROUNDING * scale, math.nan, math.nan, math.nan
+    is_constant = bool(np.ptp(values) <= tiny)
+    mean = 0.0 if is_constant and abs(values.mean()) <= tiny else float(values.mean())
+    spread: Spread = "one seed"
+    if count > 1 and is_constant:
+        low, high, p, spread = mean, mean, 0.0 if mean else 1.0, "constant" if mean else "identical"
+    elif count > 1:
+        (low, high), spread = t_interval(values), "varies"
+        p = 2 * float(special.stdtr(count - 1, -abs(mean / standard_error(values))))
+    family_p = 2.0 ** (1 - count) if spread == "constant" else p
+    return PairedEstimate(seeds=count, mean=mean, low=low, high=high, p=p, family_p=family_p, spread=spread)
 
 
 def t_interval(values: Sequence[float] | np.ndarray, *, comparisons: float = 1) -> tuple[float, float]:
@@ -214,23 +206,16 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
     return adjusted
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankCorrelation:
-    """Spearman's rank correlation."""
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return Spearman's rank correlation (Spearman 1904, Am. J. Psychol. 15(1)) and its two-sided p-value.
 
-    count: int
-    rho: float
-    """NaN where one side does not vary or there are fewer than 3 points."""
-    p: float
-    """Two-sided, by permutation: exact up to 7 points, of 9999 random permutations beyond."""
-
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
-    """Return Spearman's rank correlation with a permutation p-value (Spearman 1904, Am. J. Psychol. 15(1))."""
+    It is by permutation: exact up to 7 points, of 9999 random permutations beyond. NaN where one side does not vary or there
+    are fewer than 3 points.
+    """
     from scipy import stats  # slow to import, and only what a sampler drew is ranked
 
     if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
-        return RankCorrelation(count=len(x), rho=math.nan, p=math.nan)
+        return math.nan, math.nan
     ranks, others = (ranked - ranked.mean() for ranked in (stats.rankdata(x), stats.rankdata(y)))
     size = math.sqrt(float(ranks @ ranks) * float(others @ others))
 
@@ -238,7 +223,6 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
         # Rounded, since the same correlation summed in another order must count as a tie.
         return np.asarray(np.round(np.sum(shuffled * others, axis=axis) / size, 12))
 
-    result = stats.permutation_test(
-        (ranks,), rho, permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(RESAMPLING_SEED)
-    )
-    return RankCorrelation(count=len(x), rho=float(result.statistic), p=float(result.pvalue))
+    random = np.random.default_rng(RESAMPLING_SEED)
+    result = stats.permutation_test((ranks,), rho, permutation_type="pairings", n_resamples=RESAMPLES, rng=random)
+    return float(result.statistic), float(result.pvalue)
