@@ -20,9 +20,9 @@ from grpo_core.compare.runs import (
     name_lines,
     open_runs,
 )
-from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import CURVE_KINDS, Curve
 from grpo_core.run.journal import now
+from grpo_core.run.reproduction import FigureDifference
 from grpo_core.sweep.display import kl_lines
 
 TITLED_RUNS = 4

@@ -20,8 +20,8 @@ from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import paired_difference
 from grpo_core.metrics import LAST_STEPS, find_metric
-from grpo_core.run.comparison import FigureDifference, differences, shared_records
-from grpo_core.run.tables import read_table
+from grpo_core.run.curves import read_table
+from grpo_core.run.reproduction import FigureDifference, differences, shared_records
 from grpo_core.sweep.statistics.paired import holm, paired_estimate
 
 LENGTHS = ("completion/tokens/mean", "completion/tokens/max")

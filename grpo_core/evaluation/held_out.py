@@ -31,8 +31,7 @@ from grpo_core.run.child import read_process_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import last_event, read_journal, read_records
 from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.provenance import installed_versions
-from grpo_core.run.start_weights import config_here, start_weights
+from grpo_core.run.provenance import config_here, installed_versions, start_weights
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
         return False
     if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
         return False  # its record was cut off: whatever is read of the run later has to find it
-    from grpo_core.run.tables import read_table  # it loads pandas
+    from grpo_core.run.curves import read_table  # it loads pandas
 
     return read_table(table_file(run_dir, policy)) is not None
 

@@ -17,7 +17,7 @@ from grpo_core.export.public import hub_data, hub_id, public_source, public_text
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
-from grpo_core.run.start_weights import start_of
+from grpo_core.run.provenance import start_of
 from grpo_core.run.summary import compare_evaluations
 from grpo_core.text import for_code, for_markdown, markdown_table
 

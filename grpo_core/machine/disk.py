@@ -13,8 +13,11 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from safetensors import SafetensorError, safe_open
 
 from grpo_core.errors import DiskFullError
 
@@ -240,3 +243,43 @@ def folder_bytes(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.lstat().st_size
     return total
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of a `sqlite:` address, None for any other address, a broken one, and a database in memory."""
+    if not uri.lower().startswith("sqlite"):
+        return None
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        name = make_url(uri).database
+    except ArgumentError:
+        return None
+    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name).absolute()
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file."""
+
+    dtype: str
+    """By the name that the format has for it, such as F32 or BF16."""
+    shape: tuple[int, ...]
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return {name: tensor} of a safetensors file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no safetensors file, or one that is cut off.
+    """
+    try:
+        with safe_open(file, framework="np") as tensors:  # "pt" would reserve memory for all of them
+            parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  (it is no dict)
+            return {name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file.name}: {error}; copy or download it again (`git lfs pull` replaces a pointer by its file)"
+        ) from error

@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,16 @@ import psutil
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from grpo_core.config import RunConfig
+from grpo_core.config.code import code_in
+from grpo_core.config.presets import find_config
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import append_private, write_whole
 from grpo_core.machine.gpus import held_slot
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
+from grpo_core.run.folder import RunDir
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -309,3 +314,44 @@ def process_runs(state_file: Path) -> bool:
     """Return whether the process of `state_file` is there now, also where its end was not noted: its flow was killed."""
     state = read_process_state(state_file)
     return state.returncode is None and state.pid is not None and psutil.pid_exists(state.pid)
+
+
+FOLDERS_VARIABLE = "GRPO_IMPORT_FROM"
+"""More folders, separated as in PATH; a sweep sets it for its runs, whose configuration is a copy in the sweep's folder."""
+
+
+def import_folders(config: RunConfig, source: Path | str | None = None) -> tuple[str, ...]:
+    """Return the folders from which a run that starts here imports its reward functions; none where all are built in.
+
+    Args:
+        config: of the run.
+        source: its configuration's file, or the name of a preset; None = it comes from no file.
+    """
+    if not any(code.module is not None for code in code_in(config)):
+        return ()
+    inherited = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+    beside = [] if source is None else [str(find_config(source).parent)]
+    return tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in (".", *beside, *inherited)))
+
+
+def import_from(folders: Iterable[str]) -> None:
+    """Let this process find modules in some folders, behind all others."""
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+def import_as_at_start(run_dir: RunDir) -> None:
+    """Let this process find the modules of a run's reward functions where the run found them when it started.
+
+    Raises:
+        JournalError: origin.json was changed into something else.
+    """
+    import_from(run_dir.read_origin().import_from)
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Return whether a folder belongs to this user or root and others cannot put a module into it."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid in (0, os.getuid()) and not facts.st_mode & stat.S_IWOTH

@@ -18,7 +18,7 @@ from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
-from grpo_core.run.start_weights import start_places
+from grpo_core.run.provenance import start_places
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",

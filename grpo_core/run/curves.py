@@ -7,12 +7,15 @@ was measured and no others; a figure that was not finite stays in it as NaN or i
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
+from grpo_core.errors import JournalError, raised_as
 from grpo_core.run.journal import Record
-from grpo_core.run.tables import sync_table
+from grpo_core.types import SCHEDULE
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -169,3 +172,46 @@ def _ends(record: Record, key: str, error: str | None) -> tuple[float, float]:
         return record.metrics[key] - record.metrics[error], record.metrics[key] + record.metrics[error]
     found = record.data.get("estimates", {}).get(key, {})
     return found.get("low", math.nan), found.get("high", math.nan)
+
+
+SYNC_COLUMNS: dict[str, type[int] | type[float] | type[str]] = {
+    "step": int,
+    "alpha": float,
+    "sync_count": int,
+    "kl_before": float,
+    "kl_after": float,
+    "param_distance": float,
+    "cause": str,
+}
+OF_ADAPTERS = ("compression_error", "compression_bound")
+"""Columns more where the reference is an average of adapters."""
+
+
+def read_table(file: Path) -> pandas.DataFrame | None:
+    """Return a table of completions; None where the file is missing or damaged."""
+    try:
+        return pandas.read_parquet(file)
+    except (OSError, ValueError, LookupError, TypeError, NotImplementedError):  # pyarrow's errors are of these
+        return None
+
+
+def step_table(records: Sequence[Record]) -> pandas.DataFrame:
+    """Return one row a step, one column a metric key, indexed by step."""
+    rows = {record.step: dict(record.metrics) for record in records if record.kind == "step"}
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("step").sort_index()
+
+
+def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
+    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance, cause.
+
+    Where the reference is an average of adapters, also compression_error and compression_bound.
+
+    Raises:
+        JournalError: the record of a sync lacks one of them.
+    """
+    syncs = [record for record in records if record.kind == "ref_sync"]
+    columns = SYNC_COLUMNS | {name: float for name in OF_ADAPTERS if any(name in record.data for record in syncs)}
+    fault = f"journal: a ref_sync record holds {', '.join(columns)} ({{cause}})"
+    with raised_as(JournalError, fault, LookupError, TypeError, ValueError):
+        rows = [{"cause": SCHEDULE, **record.data} for record in syncs]
+        return pandas.DataFrame(rows, columns=list(columns)).astype(columns)  # NaN and infinities, too: they are text in it

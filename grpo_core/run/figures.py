@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from grpo_core.run.curves import FORGETTING, Curve, RunCurves, SyncMarks, read_curves
+from grpo_core.run.curves import FORGETTING, Curve, RunCurves, SyncMarks, read_curves, step_table
 from grpo_core.run.journal import Record
-from grpo_core.run.tables import step_table
 
 SMOOTHED = 5
 """Steps over which a thick line is the mean of a thin one."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.config.derived import reference_moves
-from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.machine.disk import stored_tensors
 from grpo_core.policy.lora.targets import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.sources.find import model_here

@@ -8,12 +8,11 @@ import pandas
 
 from grpo_core.config import run_name
 from grpo_core.run.alerts import monitor_alerts
-from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves
+from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves, step_table, sync_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state
-from grpo_core.run.tables import step_table, sync_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,8 +29,8 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
-from grpo_core.rewards.simple import FORMAT, MAX_CHARACTERS
-from grpo_core.run.imports import import_from
+from grpo_core.rewards.simple import FORMAT
+from grpo_core.run.child import import_from
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
@@ -166,13 +166,6 @@ def data_warnings(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[str]
         answers[repr(prompt.content)].add(str(prompt.columns["answer"]))
     if several := sum(len(found) > 1 for found in answers.values()):
         yield f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
-    is_maths = any(reward.fn == "math_answer" for reward in config.rewards)
-    long = [prompt.id for prompt in prompts if is_maths and len(str(prompt.columns["answer"])) > MAX_CHARACTERS]
-    if long:
-        yield (
-            f"{key}: {len(long)} gold answer(s) have more than {MAX_CHARACTERS} characters, the first is row {long[0]}; "
-            f"math_answer reads the last {MAX_CHARACTERS} of a completion"
-        )
 
 
 def _rule_faults(config: RunConfig) -> Iterator[Line]:
@@ -183,15 +176,12 @@ def _rule_faults(config: RunConfig) -> Iterator[Line]:
         what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
         yield "doing", what
         try:
-            signature = inspect.signature(getattr(importlib.import_module(module), attribute))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
-            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
-            continue
-        try:
-            signature.bind([], **rule.options)
+            inspect.signature(getattr(importlib.import_module(module), attribute)).bind([], **rule.options)
         except TypeError as error:
             options = "".join(f", {name}=..." for name in rule.options)
             yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
+            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
 
 
 def main() -> None:

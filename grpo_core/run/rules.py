@@ -24,9 +24,8 @@ from grpo_core.machine.jsonfile import json_copy
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.child import end_process
+from grpo_core.run.child import end_process, import_as_at_start
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.journal import Record
 
 logger = logging.getLogger(__name__)

@@ -64,7 +64,7 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     """Return the paired comparison of the evaluations before and after training; None where one is missing."""
     import pandas
 
-    from grpo_core.run.tables import read_table
+    from grpo_core.run.curves import read_table
 
     tables = [table for policy in POLICIES if (table := read_table(table_file(run_dir, policy))) is not None]
     facts = [facts_file(run_dir, policy) for policy in POLICIES]

@@ -16,11 +16,11 @@ from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import evaluations_after, table_file
 from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
+from grpo_core.run.curves import read_table, step_table, sync_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state
-from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id

@@ -28,13 +28,13 @@ from grpo_core.errors import (
     SamplerError,
     TrainingError,
 )
-from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
+from grpo_core.machine.process import gc_paused
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import TrainingState, list_checkpoints
+from grpo_core.run.child import import_as_at_start
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.run.announce import announce_disk
-from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes, disk_need, kept_weights, require_disk
+from grpo_core.machine.disk import sqlite_file
+from grpo_core.run.disk_need import KeptWeights, announce_disk, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import Plan

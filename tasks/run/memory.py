@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo_core.run.announce import announce_memory
+from grpo_core.run.disk_need import announce_memory
 from grpo_core.run.folder import RunDir
 from grpo_core.run.preflight import slow_dtype_warnings
 from tasks.run.progress import say

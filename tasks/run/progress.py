@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
-from grpo_core.machine.output import ignore_broken_pipe
+from grpo_core.machine.process import ignore_broken_pipe
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
 from grpo_core.text import redact_uri, visible

@@ -97,7 +97,7 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
         alerts: of the monitor, also those that a full disk had no room for.
         figures: that were drawn.
     """
-    from grpo_core.run.tables import OF_ADAPTERS, sync_table
+    from grpo_core.run.curves import OF_ADAPTERS, sync_table
 
     records, status, repeated = check_run(run_dir).history, run_status(run_dir), compare_with_original(run_dir)
     facts = (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import cause
 from grpo_core.run.alerts import is_alert
-from grpo_core.run.comparison import Identity, identity
 from grpo_core.run.journal import Record, supersede
 from grpo_core.run.pass_sizes import PASSES_FIELD
+from grpo_core.run.reproduction import Identity, identity
 from grpo_core.run.rules import Alert
 from grpo_core.text import for_markdown, redact_uri
 from tasks.tracking.opening import NOTE
@@ -162,7 +162,7 @@ class Shipper:
 
     def _send_table(self) -> None:
         """Write the table of syncs; one that cannot be written does not hold up the figures, and is tried again."""
-        from grpo_core.run.tables import sync_table
+        from grpo_core.run.curves import sync_table
 
         self._next_table = time.monotonic() + PAUSE_SECONDS
         try:

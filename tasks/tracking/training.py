@@ -214,7 +214,7 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
 
 def _tables(run_dir: RunDir) -> Mapping[str, Any]:
     """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
-    from grpo_core.run.tables import read_table, sync_table
+    from grpo_core.run.curves import read_table, sync_table
 
     tables = {}
     if run_dir.journal_file.exists():

@@ -13,7 +13,7 @@ import pytest
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import TrainingError
-from grpo_core.machine.process_id import identify, is_running
+from grpo_core.machine.lifeline import identify, is_running
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.policy.sources.weight_files import weights_digest

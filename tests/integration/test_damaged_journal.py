@@ -11,10 +11,10 @@ import pytest
 from grpo_core.errors import ConfigError, JournalError, ModelError
 from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.saved import list_checkpoints, read_mark
-from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run, cut, find_intact
 from grpo_core.run.journal import Journal, read_journal, read_records
+from grpo_core.run.reproduction import compare_journals
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 

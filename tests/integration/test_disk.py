@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import folder_bytes
-from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.machine.disk import folder_bytes, stored_tensors
 from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
 from grpo_core.run.model_shape import count_parameters
 from grpo_core.sweep.plan import load_sweep

@@ -16,10 +16,10 @@ import pytest
 
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
-from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.machine.disk import stored_tensors
 from grpo_core.policy.sources.find import lacks_chat_template, require_model
 from grpo_core.run import preflight
-from grpo_core.run.imports import import_folders, is_own_folder
+from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.preflight import check_start, require_start
 
 REWARDS = '''"""Reward functions with a mistake each."""

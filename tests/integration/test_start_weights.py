@@ -25,8 +25,7 @@ from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.cleaning import clean
 from grpo_core.run.folder import RunDir
 from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
-from grpo_core.run.provenance import note_inputs
-from grpo_core.run.start_weights import find_model
+from grpo_core.run.provenance import find_model, note_inputs
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = "adapter_model.safetensors"

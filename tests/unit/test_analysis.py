@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 from grpo_core.errors import JournalError
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
+from grpo_core.run.curves import step_table, sync_table
 from grpo_core.run.figures import drift_figure, reward_figure, save_figures
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.run.tables import step_table, sync_table
 
 SYNCS = (2, 4)
 

@@ -17,7 +17,7 @@ import pytest
 from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
 from grpo_core.evaluation.runner import open_rewards
-from grpo_core.machine.process_id import identify, is_running
+from grpo_core.machine.lifeline import identify, is_running
 from grpo_core.rewards import bounded as bounded_module
 from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score

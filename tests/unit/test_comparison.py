@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.comparison import IN_OTHER_PASSES, FigureDifference, compare_journals, compare_means, differences
 from grpo_core.run.journal import Kind, Record
+from grpo_core.run.reproduction import IN_OTHER_PASSES, FigureDifference, compare_journals, compare_means, differences
 
 
 def record(kind: Kind, step: int, data: dict[str, Any]) -> Record:

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_core.errors import ModelError
 from grpo_core.run.folder import RunDir
-from grpo_core.run.start_weights import find_model
+from grpo_core.run.provenance import find_model
 
 
 @pytest.mark.parametrize("kind", ["run", "reproduction"])

@@ -16,7 +16,7 @@ from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, reported
 from grpo_core.generation.vllm.launch import ServerSettings, command, environment
 from grpo_core.machine.disk import append_private
-from grpo_core.machine.process_id import identify
+from grpo_core.machine.lifeline import identify
 
 logger = logging.getLogger(__name__)
 
