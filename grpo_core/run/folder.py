@@ -1,10 +1,22 @@
-"""The folder of one run: where each thing lies, and nothing else.
+"""The folder of one run: where each thing lies, and the small files in it.
 
-.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  probe/  checkpoints/  eval/
-report/  original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
-journal.damaged-<time>.jsonl (after a repair)
+config.json  origin.json    the resolved configuration; the preset, and what was changed of it
+provenance.json             what the run was made with
+data/                       frozen prompts
+journal.jsonl               the truth; journal.damaged-<time>.jsonl after a repair
+alerts.jsonl                one line an alert of the monitor: the journal itself has one writer, the training
+completions/  probe/        one Parquet table a step, or a measurement of the probe set
+checkpoints/                step_NNNNNN folders
+eval/  report/              results of evaluations; figures and the report
+original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
+source/                     of an evaluation: what was downloaded of the run that made the policy
+passes.json                 how much a run that was resumed with less computes at once
+process.json  train.log     process id of the training process while it runs; its output
+STOP                        asks the training to finish the step, checkpoint and end; its text says why
+.grpo-folder  lock  flow_run  tracking.json      those of every flow's folder (`flow_folder.py`)
 """
 
+import json
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,8 +24,8 @@ from typing import Any, ClassVar, TypeVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, raised_as
-from grpo_core.machine.disk import close_to_others, read_regular, remove, write_whole
-from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.machine.disk import FILE_MODE, remove, write_whole
+from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
 from grpo_core.run.flow_folder import FlowDir, Kind, Place
 from grpo_core.run.journal import JOURNAL_FILE
 
@@ -29,37 +41,21 @@ class RunDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction")
 
     config_file = Place("config.json")
-    """The resolved configuration."""
     origin_file = Place("origin.json")
-    """The preset, and what was changed of it."""
     provenance_file = Place("provenance.json")
-    """What the run was made with."""
     journal_file = Place(JOURNAL_FILE)
-    """The truth."""
     alerts_file = Place("alerts.jsonl")
-    """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
     passes_file = Place("passes.json")
-    """How much a run that was resumed with less computes at once."""
     process_file = Place("process.json")
-    """Process id of the training process while it runs."""
     stop_file = Place("STOP")
-    """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
     data = Place("data")
-    """Frozen prompts."""
     completions = Place("completions")
-    """One Parquet table a step."""
     probe = Place("probe")
-    """One Parquet table a measurement of the probe set."""
     checkpoints = Place("checkpoints")
-    """step_NNNNNN folders."""
     eval = Place("eval")
-    """Results of evaluations."""
     report = Place("report")
-    """Figures and the report."""
     original = Place("original")
-    """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
     source = Place("source")
-    """Of an evaluation: what was downloaded of the run that made the policy."""
 
     def completions_file(self, step: int) -> Path:
         """Completions of a step."""
@@ -129,7 +125,8 @@ class RunDir(FlowDir):
     def close_private_files(self) -> None:
         """Let nobody but the owner read what may hold a secret: the git diff in the provenance, the store's address, logs."""
         for file in (self.provenance_file, self.tracking_file, *self.path.glob("*.log")):
-            close_to_others(file)
+            if file.exists():
+                file.chmod(FILE_MODE)
 
     def read_provenance(self) -> dict[str, Any]:
         """Return what the run was made with; empty where that is not known yet.
@@ -166,7 +163,7 @@ class RunDir(FlowDir):
             OSError,
             ValueError,
         ):
-            return _resolved(read_regular(self.config_file))
+            return _resolved(self.config_file.read_bytes())
 
 
 @lru_cache(maxsize=256)
@@ -175,4 +172,26 @@ def _resolved(content: bytes) -> RunConfig:
 
     The content is the key: whoever writes the file again, in this process or another, is read as written.
     """
-    return validate_config(parse_json(content))
+    return validate_config(json.loads(content))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedAlert:
+    """An alert that was raised, as alerts.jsonl holds it."""
+
+    step: int
+    text: str
+
+
+def add_alert(run_dir: RunDir, step: int, text: str) -> None:
+    """Append an alert of the monitor to alerts.jsonl; the journal itself has one writer, the training.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    append_json(run_dir.alerts_file, asdict(RaisedAlert(step=step, text=text)))
+
+
+def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:
+    """Return the monitor's alerts, oldest first; a torn last line is dropped."""
+    return [RaisedAlert(**json.loads(line)) for line in read_lines(run_dir.alerts_file)]

@@ -222,6 +222,11 @@ def supersede(records: list[Record]) -> list[Record]:
     return history
 
 
+def is_alert(record: Record) -> bool:
+    """Return whether a record is an alert of the training; that its journal was repaired is a note."""
+    return record.kind == "alert" and "repaired" not in record.data
+
+
 def last_event(history: Sequence[Record]) -> Record | None:
     """Return the last record of a beginning, a resume or an end of the run; None where there is none."""
     return next((record for record in reversed(history) if record.kind in ("start", "resume", "end")), None)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas
 
 from grpo_core.config import run_name
-from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves, step_table, sync_table
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state

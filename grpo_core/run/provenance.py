@@ -22,8 +22,7 @@ from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import STATE_FILE, list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
 from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 
 BASE = "model.source"
 DIGESTS = {BASE: "model_digest", START: "adapter_digest"}

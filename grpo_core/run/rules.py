@@ -6,6 +6,7 @@ and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks 
 run made for it in tests/integration/test_rules_of_runs.py.
 """
 
+import copy
 import importlib
 import itertools
 import logging
@@ -20,12 +21,10 @@ from typing import Any
 from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
-from grpo_core.machine.jsonfile import json_copy
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
-from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.child import end_process, import_as_at_start
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Record
 
 logger = logging.getLogger(__name__)
@@ -79,66 +78,43 @@ class _Window:
 
     def observe(self, step: int, figures: Figures) -> Breach | None:
         """Take the figures of a step; return a breach that begins."""
-        rule = self.rule
+        rule, is_near = self.rule, False
         if rule.kind == "non_finite":
-            return self._begins(next(_not_finite(figures), None))
-        is_custom = rule.kind == "custom"
-        value = figures.get(rule.watched or "", math.nan)
-        if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
-            return None
-        known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
-        self.seen.append((step, known if is_custom else value))
-        if len(self.seen) < rule.steps:
-            return None
-        return self._begins(self._said()) if is_custom else self._compared()
+            breach = next(_not_finite(figures), None)
+        else:
+            is_custom, value = rule.kind == "custom", figures.get(rule.watched or "", math.nan)
+            if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
+                return None
+            known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
+            self.seen.append((step, known if is_custom else value))
+            if len(self.seen) < rule.steps:
+                return None
+            breach, is_near = (self._said(), False) if is_custom else self._compared()
+        begins = breach is not None and not self.is_breached
+        self.is_breached = breach is not None or (self.is_breached and is_near)
+        return breach if begins else None
 
     def forget(self) -> None:
         """Begin a new window: what was measured is of another reference."""
         self.seen.clear()
         self.is_breached = False
 
-    def _compared(self) -> Breach | None:
-        value, limit = self._measured(), self.rule.limit
+    def _compared(self) -> tuple[Breach | None, bool]:
+        """Return the breach of a full window, and whether it is so near to the bound that one has not ended."""
+        rule, traits, limit, (steps, values) = self.rule, self.rule.traits, self.rule.limit, zip(*self.seen, strict=True)
+        value = slope(steps, values) if rule.kind == "kl_rate" else float(median(values))
+        if rule.kind == "length_explosion":
+            self.first = self.first or value
+            value = value / self.first if self.first else math.nan
         if limit is None:
-            return None
-        if self._is_over(value, limit):
-            return self._begins((value, self._text(value, limit)))
-        is_near = self._is_over(value, limit / RELEASE if self.rule.traits.is_below else limit * RELEASE)
-        self.is_breached = self.is_breached and is_near
-        return None
-
-    def _measured(self) -> float:
-        steps, values = zip(*self.seen, strict=True)
-        if self.rule.kind == "kl_rate":
-            return slope(steps, values)
-        middle = float(median(values))
-        if self.rule.kind == "length_explosion":
-            self.first = self.first or middle
-            return middle / self.first if self.first else math.nan
-        return middle
-
-    def _is_over(self, value: float, limit: float) -> bool:
-        return value < limit if self.rule.traits.is_below else value > limit
-
-    def _begins(self, breach: Breach | None) -> Breach | None:
-        began = breach if not self.is_breached else None
-        self.is_breached = breach is not None
-        return began
-
-    def _text(self, value: float, limit: float) -> str:
-        rule, traits = self.rule, self.rule.traits
-        side = "below" if traits.is_below else "above"
-        what = "rises by " if rule.kind == "kl_rate" else "is "
+            return None, False
+        if not (value < limit if traits.is_below else value > limit):
+            return None, value < limit / RELEASE if traits.is_below else value > limit * RELEASE
+        side, what = "below" if traits.is_below else "above", "rises by " if rule.kind == "kl_rate" else "is "
         times = " times as long" if rule.kind == "length_explosion" else ""
         over = f" ({'slope' if rule.kind == 'kl_rate' else 'median'} of {rule.steps} steps)" if rule.steps > 1 else ""
-        return f"{rule.watched} {what}{value:.4g}{times}{over}, {side} the {traits.bound_name} of {limit:g}{traits.unit}"
-
-    def _called(self) -> object:
-        """Import a function, if that is still to be done, and call it."""
-        if self.function is None:
-            module, _, attribute = (self.rule.function or "").partition(":")
-            self.function = getattr(importlib.import_module(module), attribute)
-        return self.function([dict(figures) for _, figures in self.seen], **json_copy(self.rule.options))
+        crossed = f"{side} the {traits.bound_name} of {limit:g}{traits.unit}"
+        return (value, f"{rule.watched} {what}{value:.4g}{times}{over}, {crossed}"), True
 
     def _said(self) -> Breach | None:
         """Return what a function says of the window."""
@@ -152,6 +128,13 @@ class _Window:
             return math.nan, f"{name} failed ({type(error).__name__}: {cause(error)})"
         return (math.nan, f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}") if found else None
 
+    def _called(self) -> object:
+        """Import a function, if that is still to be done, and call it."""
+        if self.function is None:
+            module, _, attribute = (self.rule.function or "").partition(":")
+            self.function = getattr(importlib.import_module(module), attribute)
+        return self.function([dict(figures) for _, figures in self.seen], **copy.deepcopy(self.rule.options))
+
 
 class RuleBook:
     """Checks every record; reports a breach once when it begins, and again only after it has ended."""
@@ -160,8 +143,6 @@ class RuleBook:
         """Begin with empty windows."""
         self.rules = rules
         self._windows = [_Window(rule) for rule in rules if rule.kind != "stalled"]
-        self._kept = None if any(rule.kind == "custom" for rule in rules) else {rule.watched for rule in rules}
-        """Figures that a window may need again; None = all."""
         self._seen: list[tuple[int, Figures]] = []
         self._synced: set[int] = set()
         """Steps after which the reference was synchronised."""
@@ -175,8 +156,9 @@ class RuleBook:
         self._silent = []
         if record.kind in ("start", "resume"):
             self._go_back(record.step)
-        if record.kind in ("start", "resume", "end"):
-            self._end = str(record.data.get("status")) if record.kind == "end" else None
+            self._end = None
+        if record.kind == "end":
+            self._end = str(record.data["status"])
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
             return self._begun(record.step, record.metrics, [one for one in self._windows if one.rule.kind == "non_finite"])
@@ -187,8 +169,7 @@ class RuleBook:
 
     def observe(self, step: int, figures: Figures) -> list[Alert]:
         """Return the breaches that begin with the figures of a step."""
-        kept = {key: value for key, value in figures.items() if self._kept is None or key in self._kept}
-        self._seen.append((step, kept))
+        self._seen.append((step, figures))
         self._last_step = step
         return self._begun(step, figures, self._windows)
 
@@ -205,8 +186,12 @@ class RuleBook:
                 window.forget()
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
-        found = [(window.rule, breach) for window in windows if (breach := window.observe(step, figures)) is not None]
-        return [Alert(rule=rule, step=step, value=value, text=_sentence(rule, step, text)) for rule, (value, text) in found]
+        found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
+        synced = {True: "; the reference is synchronised", False: ""}
+        return [
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{synced[rule.action == 'sync']}")
+            for rule, value, text in found
+        ]
 
     def _go_back(self, step: int) -> None:
         """Have the windows that there were after a step: those of later ones are taken back."""
@@ -261,10 +246,6 @@ def slope(steps: Sequence[int], values: Sequence[float]) -> float:
 
 def _says_nothing(_history: object, **_options: object) -> None:
     """Stand in for a function that hangs."""
-
-
-def _sentence(rule: RuleConfig, step: int, text: str) -> str:
-    return f"step {step}: {text}" + ("; the reference is synchronised" if rule.action == "sync" else "")
 
 
 def _not_finite(figures: Figures) -> Iterator[Breach]:

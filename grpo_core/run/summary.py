@@ -1,6 +1,6 @@
 """A run in a few lines: where it is, and what it reached."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from grpo_core.errors import ranges
@@ -8,11 +8,10 @@ from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estim
 from grpo_core.evaluation.statistics import AnswerChanges, Estimate, answer_changes, paired_difference
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.run.alerts import all_alerts
 from grpo_core.run.child import process_runs
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RaisedAlert, RunDir, monitor_alerts
 from grpo_core.run.integrity import CheckedJournal, check_run
-from grpo_core.run.journal import Record, last_event
+from grpo_core.run.journal import Record, is_alert, last_event
 
 POLICIES = ("base", "final")
 """Evaluated before and after training."""
@@ -155,3 +154,9 @@ def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | No
 
 def _greedy_accuracy(run_dir: RunDir, policy: str) -> Estimate:
     return next(value for key, value in read_estimates(run_dir, policy).items() if key.endswith("/greedy_accuracy"))
+
+
+def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
+    """Return every alert of a run in the order of the steps; of one step, those of the training's journal first."""
+    of_training = [RaisedAlert(step=record.step, text=str(record.data.get("text"))) for record in history if is_alert(record)]
+    return tuple(alert.text for alert in sorted([*of_training, *monitor_alerts(run_dir)], key=lambda alert: alert.step))

@@ -32,11 +32,10 @@ from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_sh
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.run.alerts import is_alert
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.disk_need import announce_disk, announce_memory
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start, slow_dtype_warnings
 from grpo_core.run.provenance import find_model, note_inputs

@@ -11,10 +11,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.errors import TrackingError
-from grpo_core.run.alerts import is_alert
 from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done

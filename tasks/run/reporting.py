@@ -13,8 +13,7 @@ from grpo_core.errors import JournalError
 from grpo_core.evaluation.plan import EvaluationPlan, data_facts
 from grpo_core.evaluation.results import read_estimates
 from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.run.alerts import monitor_alerts
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument

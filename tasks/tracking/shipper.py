@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import cause
-from grpo_core.run.alerts import is_alert
-from grpo_core.run.journal import Record, supersede
+from grpo_core.run.journal import Record, is_alert, supersede
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.reproduction import Identity, identity
 from grpo_core.run.rules import Alert

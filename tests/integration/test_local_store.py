@@ -17,7 +17,7 @@ import pytest
 
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.run.alerts import add_alert
+from grpo_core.run.folder import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
 from tasks.tracking.local_store import ensure_store

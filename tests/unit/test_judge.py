@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_core.run import rules as judging
-from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.run.rules import RunRules
 

@@ -9,11 +9,11 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import FolderError, JournalError
-from grpo_core.run.alerts import add_alert, all_alerts, monitor_alerts
 from grpo_core.run.flow_folder import MARKER_FILE
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import new_run
+from grpo_core.run.summary import all_alerts
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
 
@@ -95,7 +95,7 @@ def test_places_that_are_never_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "~/runs": "is not expanded",
         ".": "neither empty nor",
         str(Path(__file__).parents[2]): "neither empty nor",
-        str(file): "is a file",
+        str(file): "cannot be written",
         str(file / "below"): "cannot be written",
     }
     for place, reason in places.items():
