@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import errno
 import hashlib
-import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -150,25 +149,6 @@ def append_private(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "ab")
 
 
-def close_to_others(path: Path) -> None:
-    """Take the rights of everybody but its owner from a file, if it is there and ours."""
-    if path.is_file():
-        path.chmod(FILE_MODE)
-
-
-def read_regular(path: Path, offset: int = 0) -> bytes:
-    """Return the content of a file from an offset on. A pipe or device is refused: reading it might never end.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read()
-
-
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits.
 
@@ -223,17 +203,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def free_name(path: Path) -> Path:
-    """Return `path`, or where that is taken, with the first number that is free."""
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
-    return path if not path.exists() else next(name for name in names if not name.exists())
-
-
-def free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
-    there = next(place for place in (path, *path.resolve().parents) if place.exists())
-    facts = os.statvfs(there)
-    return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
+def free_bytes(path: Path) -> int:
+    """Return the bytes that this user can still write where `path` is, or would be."""
+    return shutil.disk_usage(next(place for place in (path, *path.resolve().parents) if place.exists())).free
 
 
 def folder_bytes(folder: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_core.errors import name_of, shown
-from grpo_core.machine.disk import read_regular, write_private, write_whole
+from grpo_core.machine.disk import write_private, write_whole
 
 T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -24,21 +24,9 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON.
     """
-    return parse_json(read_regular(path))
-
-
-def parse_json(content: bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises:
-        ValueError: it is not JSON, or nested too deeply.
-    """
-    try:
-        return json.loads(content)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return json.loads(path.read_bytes())
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -50,8 +38,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise ValueError(f"{name_of(twice)} is given twice")
+        raise ValueError(f"{name_of(max(keys, key=keys.count))} is given twice")
     return values
 
 
@@ -101,7 +88,7 @@ def read_lines(path: Path) -> list[bytes]:
     Raises:
         OSError: it cannot be read.
     """
-    return read_regular(path).split(b"\n")[:-1] if path.exists() else []
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def build(kind: type[T], fields: Any) -> T:

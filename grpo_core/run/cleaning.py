@@ -16,7 +16,7 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.policy.saved import ASIDE, MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_journal
+from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.provenance import start_places
 
@@ -102,7 +102,7 @@ def _items(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
 def _has_ended(run_dir: RunDir) -> bool:
     """Return whether a run needs no checkpoint before the newest; False where that is not sure."""
     try:
-        last = last_event(check_journal(run_dir).history)
+        last = last_event(check_run(run_dir).history)
     except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
         return False
     return last is not None and last.kind == "end" and last.data.get("status") in ("finished", "stopped")

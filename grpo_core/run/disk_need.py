@@ -86,11 +86,10 @@ def require_disk(what: str, need: int, folder: Path) -> str:
         JournalError: it will not fit; the message names what needs less.
     """
     free = free_bytes(folder)
-    there = "how much is free is not known" if free is None else f"{shown_bytes(free)} free"
-    said = f"needs up to {shown_bytes(need)} in {folder}; {there}"
-    if free is not None and need > free:
+    said = f"needs up to {shown_bytes(need)} in {folder}; {shown_bytes(free)} free"
+    if need > free:
         missing = shown_bytes(need - free)
-        raise JournalError(f"disk: {what} {said}: too little disk by {missing}; free that much, or {', or '.join(REMEDIES)}")
+        raise JournalError(f"disk: {what} {said}: too little disk by {missing}; free that much, or {', '.join(REMEDIES)}")
     return said
 
 

@@ -202,6 +202,6 @@ def _message(error: GrpoError, run_dir: RunDir) -> str:
         lower = f"training.{field} was {size}; resume with less: `{command} training.{field}={max(1, size // 2)}`"
         return f"{error}; {newest}, which stays; {lower}"
     if isinstance(error, DiskFullError):
-        free = (free_bytes(run_dir.path) or 0) / 2**20
+        free = free_bytes(run_dir.path) / 2**20
         return f"{error}; {free:.1f} MiB are free; {newest}; free space, then resume with `{command}`"
     return f"{error}; {newest}; mend the cause, then resume with `{command}`"
