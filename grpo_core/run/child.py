@@ -12,13 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.config.code import code_in
@@ -26,7 +23,7 @@ from grpo_core.config.presets import find_config
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import append_private, write_whole
 from grpo_core.machine.gpus import held_slot
-from grpo_core.machine.jsonfile import STORED, build, read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
@@ -48,20 +45,19 @@ the system one by one: in the heap, small results between them would keep it fro
 """
 
 
-@dataclass(frozen=True, kw_only=True, config=STORED)
+@dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What the state file of a process holds."""
+    """What the state file of a process holds: its id, None if it was never started, and its exit code, None while it runs.
 
-    pid: Annotated[int, Field(gt=0)] | None
-    """None for a process that could not be started."""
+    Nobody waits for the exit code of a process that was `left` to its end.
+    """
+
+    pid: int | None
     returncode: int | None
-    """None while it runs."""
     left: bool = False
-    """Whether it was left to its end: nobody waits for its exit code."""
 
 
 NOT_YET = ProcessState(pid=None, returncode=None)
-"""Before it has started."""
 
 
 def run_watched(
@@ -189,9 +185,6 @@ def _start(
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         state_file: where its process id is written.
         import_from: more folders in which it finds modules.
-
-    Raises:
-        TrainingError: it cannot be started.
     """
     environment = {
         **REUSED_MEMORY,
@@ -204,21 +197,16 @@ def _start(
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
     }
-    try:
-        with append_private(log_file) as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-    except OSError as error:
-        # Whoever waits for its end need not wait.
-        write_process_state(state_file, ProcessState(pid=None, returncode=NOT_STARTED))
-        raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
+    with append_private(log_file) as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
     write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
     return child
 
@@ -270,11 +258,8 @@ def write_process_state(file: Path | None, state: ProcessState) -> None:
 
 
 def read_process_state(file: Path) -> ProcessState:
-    """Return the state of a process; NOT_YET where there is no file of it, or something else."""
-    try:
-        return build(ProcessState, read_json(file))
-    except (OSError, ValueError):
-        return NOT_YET
+    """Return the state of a process; NOT_YET where there is no file of it."""
+    return ProcessState(**read_json(file)) if file.exists() else NOT_YET
 
 
 def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:

@@ -19,7 +19,7 @@ from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.lora.targets import START
-from grpo_core.policy.saved import STATE_FILE, list_checkpoints, stored_initial
+from grpo_core.policy.saved import list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
@@ -29,8 +29,8 @@ DIGESTS = {BASE: "model_digest", START: "adapter_digest"}
 """What the provenance calls the digest of each."""
 FOLDERS = "folders"
 """In it: where each of the two lay, if it was a folder."""
-SHOWN = 12
-"""Digits of a digest in a message."""
+SHOWN, DIGEST_LENGTH = 12, 64
+"""Digits of a digest, in a message and in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +86,9 @@ def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] 
     return StartWeights(base=digest(folder), adapter=None if adapter is None else digest(adapter))
 
 
-def start_folders(config: RunConfig) -> dict[str, str]:
-    """Return, by key, where model and adapter of a configuration lie that are folders: from elsewhere a path names another."""
-    folders = {key: folder_of(source) for key, source in sources_of(config).items()}
-    return {key: str(folder.absolute()) for key, folder in folders.items() if folder is not None}
-
-
 def start_places(run_dir: RunDir) -> dict[str, str]:
-    """Return what `start_folders` gave when a run, or the one that it repeats, began.
-
-    Raises:
-        JournalError: the provenance was changed into something else.
-    """
-    facts = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
-    places = facts.get(FOLDERS)
-    return {key: str(places[key]) for key in (BASE, START) if key in places} if isinstance(places, dict) else {}
+    """Return, by key, the folders that model and adapter were when a run, or the one that it repeats, began."""
+    return dict((run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()).get(FOLDERS, {}))
 
 
 def config_here(run_dir: RunDir) -> RunConfig:
@@ -125,36 +113,18 @@ def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) 
         digest: of the weights in a folder.
 
     Raises:
-        ModelError: it cannot be found; the message has the folder in which it was when the run began.
+        ModelError: it cannot be found.
     """
     model, recorded = config_here(run_dir).model, run_dir.read_provenance().get(DIGESTS[BASE])
-    has_own = model.lora is None and stored_initial(run_dir.checkpoints) is not None
+    own = list_checkpoints(run_dir.checkpoints) if model.lora is None and stored_initial(run_dir.checkpoints) else []
     try:
         folder = resolve_model(model.source, model.trust_remote_code)
-        if not has_own or recorded in (None, digest(folder)):
+        if not own or recorded in (None, digest(folder)):
             return folder
-    except ModelError as error:
-        if not has_own:
-            raise ModelError(f"{error}{where_it_was(run_dir, BASE)}") from error
-    return _newest_whole(run_dir) / "policy"
-
-
-def _newest_whole(run_dir: RunDir) -> Path:
-    from grpo_core.policy.checkpoint import verify_checkpoint  # it loads torch
-
-    for checkpoint in reversed(list_checkpoints(run_dir.checkpoints)):
-        with contextlib.suppress(ModelError):
-            verify_checkpoint(checkpoint)
-            return checkpoint
-    raise ModelError(
-        f"run dir {run_dir.path}: no checkpoint is whole, so the run cannot be resumed{where_it_was(run_dir, BASE)}"
-    )
-
-
-def where_it_was(run_dir: RunDir, key: str) -> str:
-    """Return how a message about what a run lacks ends: with the folder that it was when the run began, if it was one."""
-    place = start_places(run_dir).get(key)
-    return "" if place is None else f". When this run began it was {place}, which is gone: put it back"
+    except ModelError:
+        if not own:
+            raise
+    return own[-1] / "policy"
 
 
 def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeights, what: str) -> dict[str, str]:
@@ -166,46 +136,12 @@ def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeigh
         found: the weights that are there now; an adapter that is not there is not compared.
         what: was done with those that were recorded, as the end of a sentence.
     """
-    named = {key: f"{key} {source}" for key, source in sources_of(config).items()}
     now = {BASE: found.base, START: found.adapter}
     return {
-        key: f"{name}: has weights (SHA-256 {digest[:SHOWN]}) that are not those {what} ({recorded[:SHOWN]})"
-        for key, name in named.items()
+        key: f"{key} {source}: has weights (SHA-256 {digest[:SHOWN]}) that are not those {what} ({recorded[:SHOWN]})"
+        for key, source in sources_of(config).items()
         if (digest := now[key]) is not None and (recorded := facts.get(DIGESTS[key], digest)) != digest
     }
-
-
-def require_base(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> None:
-    """Refuse to begin with an adapter on another base than the one on which a run, in whose folder it lies, has trained it.
-
-    Args:
-        config: of the run that begins.
-        folder: of its model.
-        digest: of the weights in a folder.
-
-    Raises:
-        ModelError: names the base, and both digests.
-    """
-    start = start_of(config)
-    trained = None if start is None else run_of(start)
-    if trained is None:
-        return
-    theirs = trained.read_config()
-    now = theirs.model_copy(update={"model": theirs.model.model_copy(update={"source": config.model.source})})
-    what = f"on which {trained.path} has trained the adapter {start}"
-    fault = other_weights(trained.read_provenance(), now, weights_here(theirs, folder, digest), what).get(BASE)
-    if fault is not None:
-        remedy = "restore them; to begin with it on others on purpose, copy the adapter's folder out of its run"
-        raise ModelError(f"{fault}: an adapter fits no other weights; {remedy}")
-
-
-def run_of(policy: str) -> RunDir | None:
-    """Return the run that a policy's folder lies in, as a part of a checkpoint or as it was downloaded; None where in none."""
-    folder = folder_of(policy)
-    places = () if folder is None else tuple(folder.resolve().parents)
-    is_checkpoint = len(places) > 2 and (places[0] / STATE_FILE).is_file()
-    runs = [RunDir(place) for place in (places[2:3] if is_checkpoint else places[:1])]
-    return next((run for run in runs if run.config_file.is_file() and run.provenance_file.is_file()), None)
 
 
 BUILT_FROM_VARIABLE = "GRPO_BUILT_FROM"
@@ -234,7 +170,11 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         weights: `model_digest` and, if it begins with an adapter, `adapter_digest`.
     """
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
-    cuda, cudnn = _cuda_versions() if names else (None, None)
+    cuda = cudnn = None
+    if names:
+        import torch
+
+        cuda, cudnn = torch.version.cuda, str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # torch's own
     commit, diff = source_state()
     return {
         "git_commit": commit,
@@ -258,11 +198,6 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         "seed": config["training"]["seed"],
         "data_seed": config["data"]["seed"],
     }
-
-
-def write_provenance(provenance: Mapping[str, Any], path: Path) -> None:
-    """Write it as JSON that only its owner can read: the diff may hold anything."""
-    write_json(path, provenance, private=True)
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -291,8 +226,6 @@ FACTS = {
     "adapter_digest": "adapter",
 }
 """What each field is called; before the keys of those that hold several."""
-LONG = 120
-"""Longer values are cut."""
 
 
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -321,21 +254,8 @@ def _pairs(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _shown(value: Any) -> str:
-    if value is None or value in ("", []):
-        return "none"
-    text = ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
-    digest = len(text) == 64 and set(text) <= set("0123456789abcdef")
-    if digest or "\n" in text:
-        return text[:12] if digest else f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
-
-
-def _cuda_versions() -> tuple[str | None, str | None]:
-    """Return the versions of CUDA and cuDNN that torch brings, without touching a GPU."""
-    import torch
-
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]  # torch's own
-    return torch.version.cuda, None if cudnn is None else str(cudnn)
+    text = ", ".join(value) if isinstance(value, list) else str(value or "")
+    return text[:SHOWN] if len(text) == DIGEST_LENGTH else text or "none"
 
 
 def source_state() -> tuple[str | None, str]:
@@ -389,26 +309,30 @@ def note_inputs(
         digest: of the weights in a folder.
 
     Raises:
-        ModelError: a resumed or repeated run would begin with another initial policy, or the adapter with which a run begins
-            was trained on another base.
+        ModelError: a resumed or repeated run would begin with another initial policy.
     """
     config, is_resumed = config_here(run_dir), run_dir.provenance_file.exists()
     found = _found(run_dir, config, model, digest, report)
     first = run_dir if is_resumed else RunDir(run_dir.original)
     earlier: Mapping[str, Any] = first.read_provenance()
-    if earlier:
-        _refuse_other_weights(earlier, first.read_config(), run_dir.read_config(), found)
-    require_base(config, model, digest)
+    before, now = sources_of(first.read_config()) if earlier else {}, sources_of(run_dir.read_config())
+    others = other_weights(earlier, first.read_config(), found, "with which this run began") if earlier else {}
+    # A repetition may be given others by another name.
+    faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
+    if faults:
+        raise ModelError(listed(faults))
     provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
-    if earlier:
-        known = {raised.text for raised in monitor_alerts(run_dir)}
-        for difference in environment_differences(earlier, provenance):
-            report(f"environment: {difference}")
-            alert = f"resumed in another environment: {difference}"
-            if is_resumed and alert not in known:
-                add_alert(run_dir, 0, alert)
+    known = {raised.text for raised in monitor_alerts(run_dir)}
+    for difference in environment_differences(earlier, provenance):
+        report(f"environment: {difference}")
+        alert = f"resumed in another environment: {difference}"
+        if is_resumed and alert not in known:
+            add_alert(run_dir, 0, alert)
     if not is_resumed:
-        write_provenance({**provenance, FOLDERS: start_folders(config)}, run_dir.provenance_file)
+        folders = {key: folder_of(source) for key, source in sources_of(config).items()}
+        places = {key: str(folder.absolute()) for key, folder in folders.items() if folder is not None}
+        # Only its owner can read it: the diff may hold anything.
+        write_json(run_dir.provenance_file, {**provenance, FOLDERS: places}, private=True)
 
 
 def _found(
@@ -416,27 +340,13 @@ def _found(
 ) -> StartWeights:
     """Return the weights that are there; what a run that has stored its initial policy does not need may be gone."""
     if model.is_relative_to(run_dir.checkpoints):  # the initial policy beside it has its digest in each checkpoint
-        report(
-            f"{BASE} {config.model.source} is gone, or has other weights; the run's own copy in {run_dir.checkpoints} is used"
-        )
+        copy = f"the run's own copy in {run_dir.checkpoints} is used"
+        report(f"{BASE} {config.model.source} is gone, or has other weights; {copy}")
         return StartWeights(base=run_dir.read_provenance()[DIGESTS[BASE]])
     try:
         return start_weights(config, model, digest)
-    except ModelError as error:
+    except ModelError:
         if stored_initial(run_dir.checkpoints) is None:
-            raise ModelError(f"{error}{where_it_was(run_dir, START)}") from error
+            raise
         report(f"{START}: the adapter with which this run began is not there; its copy in {run_dir.checkpoints} is used")
         return weights_here(config, model, digest)
-
-
-def _refuse_other_weights(earlier: Mapping[str, Any], first: RunConfig, config: RunConfig, found: StartWeights) -> None:
-    """Refuse other weights under the same name; a repetition may be given others by another name.
-
-    Raises:
-        ModelError: names the key, and both digests.
-    """
-    others = other_weights(earlier, first, found, "with which this run began")
-    before, now = sources_of(first), sources_of(config)
-    faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
-    if faults:
-        raise ModelError(listed(faults))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from grpo_core.config import TrainingConfig
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.policy.device import pin_threads
-from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences, write_provenance
+from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences
 
 
 def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_each_fact_that_differs_is_one_line_and_none_of_a_record_that_was_writte
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before: dict[str, Any] = collect(threads=2)
-    write_provenance(before, tmp_path / "provenance.json")
+    write_json(tmp_path / "provenance.json", before)
     assert environment_differences(json.loads((tmp_path / "provenance.json").read_text()), before) == []
     changes = {
         "git_commit": "a" * 40,
