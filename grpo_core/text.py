@@ -10,7 +10,6 @@ environment": an address in which it stands is no secret.
 
 import os
 import re
-import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote, unquote
@@ -89,23 +88,6 @@ def for_terminal(text: str) -> str:
     two\x07 http://***@host
     """
     return "\n".join(map(visible, redact_uri(text).split("\n")))
-
-
-def shell_word(text: str) -> str:
-    r"""Return a text as one word for a shell, in which every character can be seen; where some could not, bash's and zsh's $''.
-
-    >>> print(shell_word("runs/one"), shell_word("my runs"), shell_word("it's\nβ"))
-    runs/one 'my runs' $'it\'s\x0aβ'
-    """
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(map(_in_shell, text)) + "'"
-
-
-def _in_shell(character: str) -> str:
-    if character.isprintable():
-        return f"\\{character}" if character in "\\'" else character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def _shown(character: str) -> str:

@@ -188,11 +188,8 @@ OF_ADAPTERS = ("compression_error", "compression_bound")
 
 
 def read_table(file: Path) -> pandas.DataFrame | None:
-    """Return a table of completions; None where the file is missing or damaged."""
-    try:
-        return pandas.read_parquet(file)
-    except (OSError, ValueError, LookupError, TypeError, NotImplementedError):  # pyarrow's errors are of these
-        return None
+    """Return a table of completions; None where there is no such file."""
+    return pandas.read_parquet(file) if file.exists() else None
 
 
 def step_table(records: Sequence[Record]) -> pandas.DataFrame:

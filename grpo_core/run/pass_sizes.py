@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, JournalError, raised_as, shown
-from grpo_core.machine.jsonfile import build, read_json, write_json
+from grpo_core.errors import ConfigError, shown
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 
@@ -49,30 +49,29 @@ def batch_limits(run_dir: RunDir) -> BatchLimits:
     """Return how much a run has computed at once, and will if it is resumed now.
 
     Raises:
-        JournalError: a record holds something else, or a journal is damaged.
+        JournalError: a journal is damaged.
     """
     training = run_dir.read_config().training
-    changes: list[tuple[int, Any]] = [(0, {field: getattr(training, field) for field in FIELDS})]
+    changes: list[tuple[int, dict[str, int]]] = [(0, {field: getattr(training, field) for field in FIELDS})]
     for file in (run_dir.journal_file, RunDir(run_dir.original).journal_file):
         changes += _recorded(read_journal(file) if file.exists() else ())
     if run_dir.passes_file.exists():
         changes.append((0, read_json(run_dir.passes_file)))
-    with raised_as(JournalError, f"run dir {run_dir.path}: not the sizes of passes ({{cause}})", ValueError):
-        return BatchLimits(tuple((step, build(dict[str, int], sizes)) for step, sizes in changes))
+    return BatchLimits(tuple(changes))
 
 
-def _recorded(records: Iterable[Record]) -> list[tuple[int, Any]]:
+def _recorded(records: Iterable[Record]) -> list[tuple[int, dict[str, int]]]:
     return [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
 
 
 def lowered_notes(records: Iterable[Record]) -> list[str]:
     """Return a line for each resume that lowered a size."""
-    notes = []
-    for (_, before), (step, now) in pairwise(_recorded(records)):
-        if now != before:
-            changes = (f"training.{field} {size} (was {before.get(field)})" for field, size in now.items())
-            notes.append(f"passes: resumed after step {step} with {', '.join(changes)}")
-    return notes
+    return [
+        f"passes: resumed after step {step} with "
+        + ", ".join(f"training.{field} {size} (was {before.get(field)})" for field, size in now.items())
+        for (_, before), (step, now) in pairwise(_recorded(records))
+        if now != before
+    ]
 
 
 def lower_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:

@@ -4,6 +4,7 @@ Also which runs can be resumed, and the command that does it, ready to be pasted
 """
 
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -12,15 +13,13 @@ from pathlib import Path
 from grpo_core.config.derived import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import process_runs, read_process_state
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.summary import lost_completions, run_state
-from grpo_core.text import shell_word
+from grpo_core.run.summary import run_state
 
 POLL_SECONDS = 0.5
 
@@ -115,9 +114,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     limits = batch_limits(run_dir)
     is_lowered = has_begun and repeatability(config).is_exact and limits.after() != limits.changes[0][1]
     repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
-    reached = max(map(step_of, list_checkpoints(run_dir.checkpoints)), default=0)  # what comes after it is made again
-    lost = lost_completions(run_dir, [record for record in journal.history if record.step <= reached])
-    return (*journal.notes, *lost, f"the resumed run repeats what it has done {repeats}")
+    return (*journal.notes, f"the resumed run repeats what it has done {repeats}")
 
 
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: CheckedJournal | None = None) -> str | None:
@@ -150,8 +147,7 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
 
 def path_argument(path: Path) -> str:
     """Return a path as an argument of a command in a shell, which is not taken for an option."""
-    text = str(path)
-    return shell_word(f"./{text}" if text.startswith("-") else text)
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def is_evaluation(run_dir: RunDir) -> bool:

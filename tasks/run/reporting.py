@@ -17,7 +17,7 @@ from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
-from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
+from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, run_status
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
@@ -102,7 +102,6 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
     facts = (
         *(repeated.facts() if repeated else ()),
         *describe_result(records, compare_evaluations(run_dir)),
-        *lost_completions(run_dir, records),
         *status.notes,
     )
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))
