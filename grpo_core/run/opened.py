@@ -115,13 +115,7 @@ class Run:
 
 
 def _evaluation(record: Record) -> dict[str, Any]:
-    facts, estimates = record.data, record.data.get("estimates")
-    intervals = {
-        f"{key}/{end}": found[end]
-        for key, found in (estimates if isinstance(estimates, dict) else {}).items()
-        if isinstance(found, dict)
-        for end in ("low", "high")
-        if end in found
-    }
+    facts, estimates = record.data, record.data.get("estimates", {})
+    ends = {f"{key}/{end}": found[end] for key, found in estimates.items() for end in ("low", "high") if end in found}
     named = {"set": facts.get("set"), "policy": facts.get("policy", "training"), "num_prompts": facts.get("num_prompts")}
-    return {"step": record.step, **named, **record.metrics, **intervals}
+    return {"step": record.step, **named, **record.metrics, **ends}
