@@ -105,14 +105,14 @@ def shown_bytes(number: float) -> str:
     return f"{max(1, math.ceil(number / unit - 0.5))} {name}"
 
 
-def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: Callable[[str], None]) -> None:
+def announce_disk(run_dir: RunDir, model: Path, report: Callable[[str], None], *, tracked_here: bool = False) -> None:
     """Report the disk that a run needs and has, and refuse a run that will not fit.
 
     Args:
         run_dir: its folder; what an earlier session wrote there counts.
         model: folder of its initial policy.
-        artifacts: of MLflow, where they are on a disk of this machine; None = elsewhere, or none are kept.
         report: takes the line.
+        tracked_here: whether MLflow keeps its artifacts on this disk.
 
     Raises:
         JournalError: it will not fit; the message names what needs less.
@@ -123,7 +123,7 @@ def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: 
         report(f"disk: how much the run needs is not known (no safetensors weights in {model})")
         return
     present = [folder_bytes(path) for path in list_checkpoints(run_dir.checkpoints)]
-    need = disk_need(config, weights, present=present, tracked_here=artifacts is not None)
+    need = disk_need(config, weights, present=present, tracked_here=tracked_here)
     report(f"disk: {require_disk('the run', need, run_dir.path)}")
 
 
@@ -135,11 +135,8 @@ def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None])
         model: folder of its initial policy.
         report: takes each line.
     """
-    config, num_parameters = run_dir.read_config(), count_parameters(model)
+    config, num_parameters = run_dir.read_config(), count_parameters(model) or 0
     if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
-        return
-    if num_parameters is None:
-        report(f"memory: what vLLM takes is not known (no safetensors weights in {model})")
         return
     need, free = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib), available_memory()
     doubt = "" if need < free else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"

@@ -8,7 +8,7 @@
                + gradients, where there are several micro-batches
                (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
-States, logits and the cache are exact. What a layer keeps is `kept_by_layer` for each token, right within a quarter. With
+States, logits and the cache are exact. What a layer keeps is `layer_bytes`, right within a quarter. With
 `model.lora` the base is there once, and what is trained and copied is the adapter:
 
     states   = base, its adapted matrices in the compute type and the rest in fp32
@@ -180,25 +180,20 @@ def pass_tokens(config: RunConfig) -> tuple[int, int]:
 
 
 def layer_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
-    """Return what one layer keeps of the largest micro-batch for the backward pass."""
-    half, (tokens, completion_tokens) = compute_bytes(config), pass_tokens(config)
-    kept = tokens * kept_by_layer(shape, half, adapter_size(config, shape.linear_layers), padded=padded)
-    if not padded:
-        return kept
-    repeated = completion_tokens * config.rollout.max_prompt_tokens // config.rollout.max_completion_tokens
-    return kept + repeated * 2 * half * shape.attention  # keys and values of each completion's prompt, for all heads
-
-
-def kept_by_layer(shape: ModelShape, half: int, adapter: AdapterSize | None = None, *, padded: bool) -> int:
-    """Return the bytes that one layer keeps of a token for the backward pass.
+    """Return what one layer keeps of the largest micro-batch for the backward pass.
 
     Norms keep their inputs in fp32, attention about four tensors (in fp32 where nothing is padded), products their inputs in
     the compute type (with an adapter: those of its factors alone), and the MLP its gate, activation, other half and product.
     """
-    attention = 4 * (half if padded else FLOAT) * shape.attention
+    half, (tokens, completion_tokens) = compute_bytes(config), pass_tokens(config)
+    adapter, attention = adapter_size(config, shape.linear_layers), 4 * (half if padded else FLOAT) * shape.attention
     if adapter is None:
-        return 24 * shape.hidden + attention + half * (shape.attention + 4 * shape.intermediate)
-    return 8 * shape.hidden + attention + half * (3 * shape.intermediate + adapter.inputs // shape.layers)
+        of_token = 24 * shape.hidden + attention + half * (shape.attention + 4 * shape.intermediate)
+    else:
+        of_token = 8 * shape.hidden + attention + half * (3 * shape.intermediate + adapter.inputs // shape.layers)
+    repeated = completion_tokens * config.rollout.max_prompt_tokens // config.rollout.max_completion_tokens
+    # Where it is padded: keys and values of each completion's prompt, for all heads.
+    return tokens * of_token + repeated * 2 * half * shape.attention * padded
 
 
 def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:

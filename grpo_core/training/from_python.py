@@ -284,7 +284,7 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
     bar.say(f"data: {manifest}")
     folder = find_model(run_dir, digest)
     note_inputs(run_dir, manifest.digest, folder, bar.say, digest)
-    announce_disk(run_dir, folder, None, bar.say)
+    announce_disk(run_dir, folder, bar.say)
     announce_memory(run_dir, folder, bar.say)
 
 
