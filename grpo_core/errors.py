@@ -177,8 +177,7 @@ def raised_as(kind: type[GrpoError], message: str, *caught: type[Exception]) -> 
     except caught as error:
         if isinstance(error, GrpoError):
             raise
-        reason = isinstance(error, OSError) and error.strerror
-        raise kind(message.replace("{cause}", reason or cause(error))) from error
+        raise kind(message.replace("{cause}", getattr(error, "strerror", None) or cause(error))) from error
 
 
 def cause(error: BaseException, most: int = 300) -> str:

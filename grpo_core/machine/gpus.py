@@ -89,8 +89,7 @@ def gpu_memory() -> int | None:
             return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(seen[0])).total)
         for index in range(pynvml.nvmlDeviceGetCount()):  # in the order of the PCI bus, as nvidia-smi counts them
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
+            if seen is None or str(index) in seen or pynvml.nvmlDeviceGetUUID(handle).startswith(tuple(filter(None, seen))):
                 found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     return min(found, default=None)
 

@@ -213,8 +213,7 @@ def _start(
 
 def interpreter(python: str | None) -> str:
     """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
-    program = python or sys.executable
-    return os.path.expanduser(program)  # noqa: PTH111  (./python keeps its ./)
+    return os.path.expanduser(python or sys.executable)  # noqa: PTH111  (./python keeps its ./)
 
 
 def python_path(*folders: str) -> str:
@@ -223,8 +222,8 @@ def python_path(*folders: str) -> str:
     Args:
         folders: others in which it finds modules.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(part for part in (root, *folders, os.environ.get("PYTHONPATH")) if part)
+    parts = (str(Path(__file__).resolve().parents[2]), *folders, os.environ.get("PYTHONPATH"))
+    return os.pathsep.join(filter(None, parts))
 
 
 def last_words(module: str, returncode: int, log_file: Path) -> str:
@@ -233,8 +232,7 @@ def last_words(module: str, returncode: int, log_file: Path) -> str:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     if call := call_that_ended_process(lines):
-        fault = "it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it"
-        return f"{call}: {fault}; {log_file} has the line"
+        return f"{call}: it did not return within its bound (rewards[].cpu_seconds); {log_file} has the line"
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
 
 
@@ -314,9 +312,9 @@ def import_folders(config: RunConfig, source: Path | str | None = None) -> tuple
     """
     if not any(code.module is not None for code in code_in(config)):
         return ()
-    inherited = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-    beside = [] if source is None else [str(find_config(source).parent)]
-    return tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in (".", *beside, *inherited)))
+    beside = "" if source is None else str(find_config(source).parent)
+    found = (".", beside, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep))
+    return tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in found if folder))
 
 
 def import_from(folders: Iterable[str]) -> None:
@@ -335,8 +333,4 @@ def import_as_at_start(run_dir: RunDir) -> None:
 
 def is_own_folder(folder: Path) -> bool:
     """Return whether a folder belongs to this user or root and others cannot put a module into it."""
-    try:
-        facts = folder.stat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid in (0, os.getuid()) and not facts.st_mode & stat.S_IWOTH
+    return folder.is_dir() and folder.stat().st_uid in (0, os.getuid()) and not folder.stat().st_mode & stat.S_IWOTH

@@ -66,12 +66,11 @@ def disk_need(config: RunConfig, weights: KeptWeights, *, present: Sequence[int]
         tracked_here: whether MLflow keeps its artifacts on this disk.
     """
     steps, evaluates = config.training.steps, config.evaluation.every_steps is not None
-    periods = filter(None, (config.training.checkpoint_every, config.evaluation.every_steps))
-    written = 1 + sum((steps - 1) // every for every in periods)  # the last one, and at most these
-    kept = min(config.training.keep_checkpoints + 1 + evaluates, written)
+    periods = (config.training.checkpoint_every, config.evaluation.every_steps)
+    written = 1 + sum((steps - 1) // every for every in periods if every)  # the last one, and at most these
+    kept = min(config.training.keep_checkpoints + 1 + evaluates, written) * checkpoint_bytes(config, weights)
     policies = 1 + (1 + evaluates) * (tracked_here and config.tracking.log_policy)
-    whole = kept * checkpoint_bytes(config, weights) + policies * BYTES_PER_WEIGHT * weights.policy
-    return max(0, whole - sum(present)) + TEXT_BYTES
+    return max(0, kept + policies * BYTES_PER_WEIGHT * weights.policy - sum(present)) + TEXT_BYTES
 
 
 def require_disk(what: str, need: int, folder: Path) -> str:
@@ -88,8 +87,8 @@ def require_disk(what: str, need: int, folder: Path) -> str:
     free = free_bytes(folder)
     said = f"needs up to {shown_bytes(need)} in {folder}; {shown_bytes(free)} free"
     if need > free:
-        missing = shown_bytes(need - free)
-        raise JournalError(f"disk: {what} {said}: too little disk by {missing}; free that much, or {', '.join(REMEDIES)}")
+        missing = f"too little disk by {shown_bytes(need - free)}; free that much, or {', '.join(REMEDIES)}"
+        raise JournalError(f"disk: {what} {said}: {missing}")
     return said
 
 

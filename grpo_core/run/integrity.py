@@ -75,8 +75,13 @@ def find_intact(run_dir: RunDir) -> CheckedJournal:
             break
         covered = end
         reached.append(path)
-    unreached = tuple(path for _, _, path in marks[len(reached) :])
-    return CheckedJournal(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
+    return CheckedJournal(
+        records=records,
+        num_bytes=num_bytes,
+        fault=fault,
+        reached=tuple(reached),
+        unreached=tuple(path for _, _, path in marks[len(reached) :]),
+    )
 
 
 def check_run(run_dir: RunDir) -> CheckedJournal:

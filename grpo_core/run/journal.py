@@ -108,7 +108,10 @@ class DamagedJournalError(JournalError):
 
 
 class Journal:
-    """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time."""
+    """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time.
+
+    `last_step` is the furthest step of the records that were appended.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open `path` for appending, after dropping a torn last line.
@@ -118,10 +121,8 @@ class Journal:
         """
         self._path = path
         durable_folder(path.parent)
-        is_new = not path.exists()
         self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
-        if is_new:
-            flush(path.parent)
+        flush(path.parent)  # its name, if it is new
         # Before anything is read: a line that another process is just writing looks torn.
         locked_soon(
             self._file,
@@ -139,7 +140,6 @@ class Journal:
         self._sum = hashlib.sha256(content[: self._whole_bytes])
         self._one_at_a_time = threading.Lock()  # a checkpoint is journalled by the thread that wrote it
         self.last_step = 0
-        """The furthest step of the records that were appended here."""
 
     @property
     def mark(self) -> tuple[int, str]:

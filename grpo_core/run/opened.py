@@ -97,9 +97,8 @@ class Run:
     @cached_property
     def completions(self) -> pandas.DataFrame:
         """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps."""
-        done = {record.step for record in self.records if record.kind == "step"}
-        files = {step: self.dir.completions_file(step) for step in sorted(done)}
-        tables = [pandas.read_parquet(file) for file in files.values() if file.exists()]
+        files = [self.dir.completions_file(record.step) for record in self.records if record.kind == "step"]
+        tables = [pandas.read_parquet(file) for file in files if file.exists()]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 
     def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":

@@ -118,12 +118,6 @@ def look_at_adapter(
     faults = [] if layers is None else [*layer_faults(lora, layers)]
     if outline is not None and (unreached := unreached_by(config, outline)) is not None:
         warnings.append(unreached)
-    size = None if layers is None else adapter_size(config, layers)
-    if size is not None and size.weights >= size.adapted > 0:
-        warnings.append(
-            f"model.lora.rank: {lora.rank} makes the adapter ({size.weights:,} weights) no smaller than the matrices that have "
-            f"one ({size.adapted:,}); training all weights (model.lora: null) costs no more"
-        )
     if lora.init_from is None:
         return faults, warnings
     what = f"{START} {name_of(lora.init_from, 200)}"
@@ -228,10 +222,11 @@ def check_elsewhere(config: RunConfig, device_memory: int) -> Preflight:
         device_memory: bytes of its GPU.
     """
     lora, shape = config.model.lora, shape_for(config)
-    fit = None if shape is None else fit_of(config, shape, device_memory)
-    layers = () if lora is None or shape is None else layer_faults(lora, shape.linear_layers)
-    warnings = () if fit is None else fit.warnings()
-    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=warnings, fit=fit, adapter=adapter_summary(config, shape))
+    if shape is None:
+        return Preflight(faults=(), warnings=())
+    fit, layers = fit_of(config, shape, device_memory), () if lora is None else layer_faults(lora, shape.linear_layers)
+    faults, adapter = (*layers, *memory_faults(fit)), adapter_summary(config, shape)
+    return Preflight(faults=faults, warnings=fit.warnings(), fit=fit, adapter=adapter)
 
 
 def require_start(
@@ -317,14 +312,13 @@ def _look(part: str, config: RunConfig, folders: Sequence[str], seconds: float) 
         found["faults"].append(f"{doing}: has not returned after {seconds:.0f} s and was killed{remedy}")
     elif code != 0 or doing:
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        words = f"{ended}: {cause(RuntimeError(last))}" if last else ended
-        found["faults"].append(f"{doing}: its process died ({words})")
+        found["faults"].append(f"{doing}: its process died ({ended}{f': {cause(RuntimeError(last))}' if last else ''})")
     return found
 
 
 def _server_faults(config: RunConfig) -> Iterator[str]:
     """Yield why the tracking server cannot be reached, if there is one that is reached directly."""
-    uri = _tracking_uri(config)
+    uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
     try:
         parts = urlsplit(uri)
         if parts.scheme not in PORTS or (getproxies().get(parts.scheme) and not proxy_bypass(parts.hostname or "")):
@@ -335,10 +329,6 @@ def _server_faults(config: RunConfig) -> Iterator[str]:
             f"tracking.uri {kept_uri(uri)}: the tracking server cannot be reached ({error}); start it, correct tracking.uri "
             "or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         )
-
-
-def _tracking_uri(config: RunConfig) -> str:
-    return config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
 
 
 def _refusal(check: Callable[..., object], *arguments: object) -> list[str]:
@@ -362,7 +352,7 @@ def _require_disk_of(config: RunConfig, run_path: Path | None) -> None:
     weights = None if model is None else kept_weights(config, model)
     if weights is None:  # printed and checked once the model is here
         return
-    uri = _tracking_uri(config)
+    uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
     # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
     tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))
     require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
@@ -371,9 +361,9 @@ def _require_disk_of(config: RunConfig, run_path: Path | None) -> None:
 def memory_faults(fit: Fit | None) -> Iterator[str]:
     """Yield a refusal where the states alone do not fit: no size of a pass makes them smaller."""
     if fit is not None and fit.available is not None and fit.need.states > fit.available:
-        offloaded = fit.offloaded_states
-        helps = offloaded is not None and offloaded <= fit.available
-        remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), " if offloaded is not None and helps else ""
+        offloaded, remedy = fit.offloaded_states, ""
+        if offloaded is not None and offloaded <= fit.available:
+            remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), "
         yield (
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
             f"{remedy}take a smaller model, or a machine with more memory"

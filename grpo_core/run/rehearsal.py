@@ -7,19 +7,18 @@ beside the other checks, and because the transformers that counts is that of the
 is dropped.
 """
 
+import contextlib
 import gc
 import importlib
 import inspect
 import itertools
 import json
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
@@ -29,12 +28,8 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
-from grpo_core.rewards.simple import FORMAT
 from grpo_core.run.child import import_from
 from grpo_core.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
@@ -42,8 +37,6 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
-NOT_OPTIONAL = r"\\?<{tag}\\?>(?!(\\[sn][*+?]?|\s)*\)(\?|\*|\{{0))"
-"""A tag in a regular expression that is not the end of an optional group."""
 UNUSED = ("scipy", "sklearn")
 """Packages that transformers imports where they are installed, for losses that no language model has: a third of a second."""
 Line = tuple[str, Any]
@@ -102,7 +95,11 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
     """
     data, most, asked = config.data, config.rollout.max_prompt_tokens, config.rollout.num_prompts_per_step
     folder, kept = model_here(config.model.source), list(prompts)
-    tokenizer = None if folder is None else _tokenizer(folder)
+    tokenizer = None
+    with contextlib.suppress(Exception):  # one that cannot be read is refused by the look at the model
+        from transformers import PreTrainedTokenizerFast  # half a second; torch, which AutoTokenizer imports, takes two more
+
+        tokenizer = None if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
     if folder is not None and tokenizer is not None and not (data.chat_template and tokenizer.chat_template is None):
         ends = end_tokens_of(folder, tokenizer)
         made = [prompt for prompt in tokenized(first, data, tokenizer, most, ends) if prompt is not None]
@@ -117,7 +114,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
         for prompt in made[:1]:
             yield "notes", f"the first prompt ends with …{end_of(prompt, tokenizer)!r}"
             yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
-            yield from (("warnings", text) for text in _formats_out_of_reach(prompt, end_of(prompt, tokenizer), config))
     if not is_all:
         return
     found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
@@ -127,34 +123,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
             f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
             "prompts repeat within a step",
         )
-
-
-def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer of a model's folder; None where it cannot be read, which the look at the model refuses."""
-    # Half a second; torch, which AutoTokenizer imports, would take two more.
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(folder)
-    except Exception:  # noqa: BLE001  (as above)
-        return None
-
-
-def _formats_out_of_reach(prompt: Prompt, end: str, config: RunConfig) -> Iterator[str]:
-    """Yield that a prompt begins with a tag what a pattern wants to begin with it in the completion."""
-    question = prompt.text if isinstance(prompt.content, str) else prompt.content[-1]["content"].strip()
-    after = prompt.text.rpartition(question)[2] if question in prompt.text else ""
-    last = re.findall(r"<(\w+)>\s*$", prompt.text)
-    tags = [*last, *(tag for tag in re.findall(r"<(\w+)>", after) if f"</{tag}>" not in after)]
-    for index, reward in enumerate(config.rewards):
-        pattern = str(reward.args.get("pattern", FORMAT))
-        wanted = [tag for tag in tags if re.search(NOT_OPTIONAL.format(tag=tag), pattern)]
-        if reward.fn == "format" and wanted:
-            yield (
-                f"rewards.{index}.fn format: prompts end with …{end!r}, and the pattern {pattern!r} wants <{wanted[0]}> in the "
-                f"completion, so it scores 0 if the policy does not repeat the tag; leave it out of "
-                f"rewards.{index}.args.pattern, or out of the prompt"
-            )
 
 
 def data_warnings(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[str]:

@@ -9,7 +9,6 @@ run made for it in tests/integration/test_rules_of_runs.py.
 import copy
 import importlib
 import itertools
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,6 @@ from grpo_core.run.child import end_process, import_as_at_start
 from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Record
 
-logger = logging.getLogger(__name__)
-
 Figures = Mapping[str, float]
 Breach = tuple[float, str]
 """What crossed the bound, and what is said of it."""
@@ -36,23 +33,24 @@ MOST_TEXT = 500
 """Characters of what a function of a user's says that are kept."""
 FUNCTION_SECONDS = 60.0
 """By the clock; after it a function is not called again."""
+SYNCED = "; the reference is synchronised"
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One breach."""
+    """One breach: `value` crossed the bound, NaN where a function has decided; an earlier session may have `reported` it.
+
+    No rule ends an evaluation before or after the training: what is said is then `of_evaluation`.
+    """
 
     rule: RuleConfig
     step: int
     value: float
-    """What crossed the bound; NaN where a function has decided."""
     text: str
     reported: bool = False
-    """Whether an earlier session has reported it."""
     of_evaluation: bool = False
-    """Whether it is about an evaluation before or after the training, which no rule ends."""
 
     @property
     def stops(self) -> bool:
@@ -62,16 +60,16 @@ class Alert:
 
 @dataclass
 class _Window:
-    """One rule, and what it has seen since the window began."""
+    """One rule, and what it has `seen` since the window began: steps, each with its figure; of a custom rule, with all figures.
+
+    `function` is that of a custom rule, once it is imported; `first` the median of the first full window.
+    """
 
     rule: RuleConfig
     function: Callable[..., object] | None = None
-    """Of a custom rule, once it is imported."""
     first: float | None = None
-    """Median of the first full window."""
     is_breached: bool = False
     seen: deque[tuple[int, Any]] = field(init=False)
-    """Steps, each with its figure; of a custom rule, with all figures."""
 
     def __post_init__(self) -> None:
         self.seen = deque(maxlen=self.rule.steps)
@@ -187,9 +185,8 @@ class RuleBook:
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
         found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
-        synced = {True: "; the reference is synchronised", False: ""}
         return [
-            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{synced[rule.action == 'sync']}")
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else ''}")
             for rule, value, text in found
         ]
 
@@ -330,8 +327,5 @@ class RunRules:
             if alert.rule.kind == "stalled":
                 self._end(self._run_dir.process_file)
         self.alerts.append(alert.text)
-        try:
-            add_alert(self._run_dir, alert.step, alert.text)
-        except OSError:  # a full disk: whoever watches learns of it all the same
-            logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
+        add_alert(self._run_dir, alert.step, alert.text)
         return alert

@@ -1,21 +1,17 @@
 """What a run is said to need of a disk, against what a real one writes; and what it says and refuses."""
 
-import json
 import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
-from safetensors.numpy import save_file
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import folder_bytes, stored_tensors
 from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
-from grpo_core.run.model_shape import count_parameters
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
 from tasks.run.disk import check_disk, check_sweep_disk
@@ -118,18 +114,3 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
         check_disk(run_dir.path, TRACKED, larger_model)
     with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
         check_sweep_disk(None, plan)
-
-
-def test_parameters_are_counted_from_the_files_of_the_index_alone(tmp_path: Path) -> None:
-    def write(file: str, shapes: dict[str, list[int]]) -> None:
-        save_file({name: numpy.zeros(shape, dtype=numpy.float32) for name, shape in shapes.items()}, tmp_path / file)
-
-    assert count_parameters(tmp_path) is None
-    write("model-1.safetensors", {"a": [3, 4], "b": [5]})
-    write("model-2.safetensors", {"c": [2, 2, 2], "d": []})
-    for names, number in (("abcd", 12 + 5 + 8 + 1), ("ab", 12 + 5)):
-        index = {"weight_map": {name: f"model-{1 + (name > 'b')}.safetensors" for name in names}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert count_parameters(tmp_path) == number
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
-    assert count_parameters(tmp_path) is None

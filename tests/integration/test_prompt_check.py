@@ -109,35 +109,6 @@ def test_the_end_of_the_first_prompt_is_shown_with_its_special_tokens(desk: Desk
     assert note in json.loads(as_json.output)["notes"]
 
 
-FORMAT = {"fn": "format"}
-OPTIONAL = {"fn": "format", "args": {"pattern": r"(?:<think>\s*)?.*</think>.*"}}
-
-
-@pytest.mark.parametrize(
-    ("template", "prompt", "reward", "is_out_of_reach"),
-    [
-        (THINKING, "3+4=", FORMAT, True),
-        (THINKING.replace("<think>", "<think>\n"), "3+4=", {"fn": "format", "args": {"pattern": r"\<think\>.+"}}, True),
-        (THINKING.replace("<think>", "<think>Well, "), "3+4=", FORMAT, True),
-        (None, "3+4= Let me see.\n<think>", FORMAT, True),
-        (THINKING, "3+4=", OPTIONAL, False),
-        (THINKING.replace("<think>", "<think></think>"), "3+4=", FORMAT, False),
-        (CHAT_TEMPLATE, "Think in <think>. 3+4=", FORMAT, False),
-    ],
-)
-def test_a_tag_that_the_prompt_opens_cannot_open_the_completion(
-    desk: Desk, template: str | None, prompt: str, reward: dict[str, Any], is_out_of_reach: bool
-) -> None:
-    if template is not None:
-        desk.template(template)
-    warnings = about_prompts(desk.check([prompt], rewards=[reward], data__chat_template=template is not None))
-    assert len(warnings) == is_out_of_reach
-    if warnings:
-        assert warnings[0].startswith("rewards.0.fn format: prompts end with …")
-        assert "<think>" in warnings[0]
-        assert repr(reward.get("args", {"pattern": "</think>"})["pattern"]).strip("'") in warnings[0]
-
-
 def appending_end(desk: Desk) -> None:
     tokens = {"<|end|>": {"id": "<|end|>", "ids": [1], "tokens": ["<|end|>"]}}
     sequence, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|end|>", "type_id": 0}}

@@ -10,7 +10,7 @@ import pytest
 from grpo_core.config import RunConfig
 from grpo_core.errors import FolderError, JournalError
 from grpo_core.run.flow_folder import MARKER_FILE
-from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
+from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import new_run
 from grpo_core.run.summary import all_alerts
@@ -35,22 +35,6 @@ def test_a_configuration_is_resolved_once_and_never_stale(tmp_path: Path, tiny_c
     assert run_dir.read_config() is RunDir(run_dir.path).read_config()
     run_dir.config_file.write_text(run_dir.config_file.read_text().replace('"beta": ', '"beta": 1'))
     assert run_dir.read_config().loss.beta >= 1
-
-
-def test_a_request_to_stop_says_why_and_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    for reason in ("the first reason, which is longer", "the second"):
-        run_dir.request_stop(reason)
-    assert run_dir.stop_file.read_text() == "the second\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["STOP"]
-
-
-def test_a_torn_alert_is_dropped(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    add_alert(run_dir, 3, "first")
-    with run_dir.alerts_file.open("a") as file:
-        file.write('{"step": 4, "te')
-    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first"]
 
 
 @pytest.mark.parametrize("what", ["journal.jsonl", "checkpoints"])
