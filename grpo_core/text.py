@@ -105,8 +105,11 @@ def for_markdown(text: str) -> str:
     >>> print(for_markdown("<b> | [x](http://evil/x) *a_b* `c`"))
     &lt;b> \| \[x\](`http://evil/x)` \*a_b\* \`c\`
     """
-    pieces = enumerate(_LINK.split(visible(redact_uri(text)).strip(" ")))
-    return _BLOCK_START.sub(r"\1\\", "".join(for_code(piece) if index % 2 else _escaped(piece) for index, piece in pieces))
+    pieces = list[str]()
+    for index, piece in enumerate(_LINK.split(visible(redact_uri(text)).strip(" "))):
+        escaped = "".join(_ENTITIES.get(character, character) for character in _MARKUP.sub(r"\\\g<0>", piece))
+        pieces.append(for_code(piece) if index % 2 else escaped)
+    return _BLOCK_START.sub(r"\1\\", "".join(pieces))
 
 
 def for_code(text: str, *, in_table: bool = False) -> str:
@@ -146,10 +149,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, *([cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows)]
     first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([first, "|---" * len(head) + "|", *others])
-
-
-def _escaped(text: str) -> str:
-    return "".join(_ENTITIES.get(character, character) for character in _MARKUP.sub(lambda found: "\\" + found[0], text))
 
 
 # Passwords

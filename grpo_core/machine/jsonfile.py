@@ -100,11 +100,10 @@ def build(kind: type[T], fields: Any) -> T:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields))
     except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return what pydantic refused first: field, fault and value, in one line."""
-    fault = error.errors()[0]
-    name, value = ".".join(map(name_of, fault["loc"])), "" if fault["type"] == "missing" else f", got {shown(fault['input'])}"
-    return f"{name or 'it'}: {FAULTS.get(fault['type'], fault['msg'].lower().removeprefix('value error, '))}{value}"
+        fault = error.errors()[0]
+        name, value = (
+            ".".join(map(name_of, fault["loc"])),
+            "" if fault["type"] == "missing" else f", got {shown(fault['input'])}",
+        )
+        what = FAULTS.get(fault["type"], fault["msg"].lower().removeprefix("value error, "))
+        raise ValueError(f"{name or 'it'}: {what}{'' if is_missing else f', got {shown(fault["input"])}'}") from error

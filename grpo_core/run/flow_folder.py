@@ -35,21 +35,6 @@ class Marker:
     created: str = ""
 
 
-def read_marker(folder: Path) -> Marker | None:
-    """Return the marker of a folder; None where there is none, or a file that is no marker of ours.
-
-    Raises:
-        FolderError: another version made the folder.
-    """
-    try:
-        facts = read_json(folder / MARKER_FILE)
-        if facts.get("format", FORMAT) == FORMAT:
-            return Marker(**facts)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-    raise FolderError(f"{folder}: made by another version of grpo-flow (format {facts['format']}, this version reads {FORMAT})")
-
-
 def write_marker(folder: Path, kind: Kind) -> None:
     """Mark a folder as ours; marker and folder survive a power failure.
 
@@ -106,8 +91,19 @@ class FlowDir:
     tracking_file = Place("tracking.json")
 
     def marker(self) -> Marker | None:
-        """Return what marks the folder as ours; None where it is not."""
-        return read_marker(self.path)
+        """Return what marks the folder as ours; None where there is no marker, or a file that is none of ours.
+
+        Raises:
+            FolderError: another version made the folder.
+        """
+        try:
+            facts = read_json(self.path / MARKER_FILE)
+            if facts.get("format", FORMAT) == FORMAT:
+                return Marker(**facts)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+        version = f"format {facts['format']}, this version reads {FORMAT}"
+        raise FolderError(f"{self.path}: made by another version of grpo-flow ({version})")
 
     def mark(self, kind: Kind) -> None:
         """Make the folder, or take one that is empty or ours, and mark it with what it holds from now on.

@@ -20,7 +20,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, raised_as
@@ -29,7 +29,6 @@ from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines
 from grpo_core.run.flow_folder import FlowDir, Kind, Place
 from grpo_core.run.journal import JOURNAL_FILE
 
-T = TypeVar("T")
 PROMPTS_MANIFEST = "data/manifest.json"
 
 
@@ -91,9 +90,8 @@ class RunDir(FlowDir):
         """
         self.refuse_second_run()
         self.mark(kind)
-        with raised_as(JournalError, f"run dir {self.path}: cannot be written ({{cause}}); give another --run-dir", OSError):
-            write_json(self.origin_file, asdict(origin))
-            write_json(self.config_file, config.model_dump(mode="json"))
+        write_json(self.origin_file, asdict(origin))
+        write_json(self.config_file, config.model_dump(mode="json"))
 
     def forget_start(self) -> None:
         """Remove what a start that came to nothing has left: of a run, a reproduction or an evaluation.
@@ -129,24 +127,12 @@ class RunDir(FlowDir):
                 file.chmod(FILE_MODE)
 
     def read_provenance(self) -> dict[str, Any]:
-        """Return what the run was made with; empty where that is not known yet.
-
-        Raises:
-            JournalError: the file was changed into something else.
-        """
-        return self._read(self.provenance_file, dict[str, Any]) if self.provenance_file.exists() else {}
+        """Return what the run was made with; empty where that is not known yet."""
+        return dict(read_json(self.provenance_file)) if self.provenance_file.exists() else {}
 
     def read_origin(self) -> Origin:
-        """Return where the configuration comes from; a folder that was made by hand has no preset.
-
-        Raises:
-            JournalError: origin.json was changed into something else.
-        """
-        return self._read(self.origin_file, Origin) if self.origin_file.exists() else Origin()
-
-    def _read(self, file: Path, kind: type[T]) -> T:
-        with raised_as(JournalError, f"run dir {self.path}: no readable {file.name} ({{cause}})", OSError, ValueError):
-            return build(kind, read_json(file))
+        """Return where the configuration comes from; a folder that was made by hand has no preset."""
+        return build(Origin, read_json(self.origin_file)) if self.origin_file.exists() else Origin()
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration; it is validated once a process, however often it is asked for.

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,11 +193,18 @@ def check_start(
     program = interpreter(config.training.python)
     if shutil.which(program) is None:
         return Preflight(faults=(f"training.python: {program!r} is no program that can be run",), warnings=())
+    source, of_model, disk = config.model.source, list[str](), list[str]()
     own = [] if config.training.device != "cuda" or gpu_memory() is not None else [NO_GPU]
-    own += [*(_server_faults(config) if is_tracked else ()), *_refusal(require_sampler, [config])]
-    of_model = _refusal(_require_model_of, config)
+    own += _server_faults(config) if is_tracked else ()
+    with _refusals(own):
+        require_sampler([config])
+    with _refusals(of_model):
+        require_model(source)
+        if config.data.chat_template and lacks_chat_template(source):
+            raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
     outline = None if of_model else _outline(config, of_model)
-    disk = _refusal(_require_disk_of, config, run_path)
+    with _refusals(disk):
+        _require_disk_of(config, run_path)
     seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
     found = _look("data", config, folders, seconds)
     shape = shape_for(config, outline)
@@ -331,31 +338,23 @@ def _server_faults(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _refusal(check: Callable[..., object], *arguments: object) -> list[str]:
-    """Return the message with which a check refuses, if it does."""
+@contextlib.contextmanager
+def _refusals(faults: list[str]) -> Iterator[None]:
+    """Add the message with which a check inside refuses to `faults`."""
     try:
-        check(*arguments)
+        yield
     except GrpoError as error:
-        return [str(error)]
-    return []
-
-
-def _require_model_of(config: RunConfig) -> None:
-    require_model(config.model.source)
-    if config.data.chat_template and lacks_chat_template(config.model.source):
-        source = config.model.source
-        raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
+        faults.append(str(error))
 
 
 def _require_disk_of(config: RunConfig, run_path: Path | None) -> None:
     model = model_here(config.model.source)
     weights = None if model is None else kept_weights(config, model)
-    if weights is None:  # printed and checked once the model is here
-        return
-    uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
-    # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
-    tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))
-    require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
+    if weights is not None:  # else it is printed and checked once the model is here
+        uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
+        # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
+        need = disk_need(config, weights, tracked_here="://" not in uri or uri.startswith(("file:", "sqlite:")))
+        require_disk("the run", need, run_path or RUNS_FOLDER)
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:

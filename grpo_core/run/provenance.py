@@ -53,14 +53,9 @@ class StartWeights:
         return {DIGESTS[BASE]: self.base, **({} if self.adapter is None else {DIGESTS[START]: self.adapter})}
 
 
-def start_of(config: RunConfig) -> str | None:
-    """Return `model.lora.init_from`; None without an adapter."""
-    return None if config.model.lora is None else config.model.lora.init_from
-
-
 def sources_of(config: RunConfig) -> dict[str, str]:
     """Return what names the weights with which a configuration begins, by key."""
-    start = start_of(config)
+    start = None if config.model.lora is None else config.model.lora.init_from
     return {BASE: config.model.source, **({} if start is None else {START: start})}
 
 
@@ -75,20 +70,15 @@ def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str]
     Raises:
         ModelError: the adapter cannot be found.
     """
-    start = start_of(config)
+    start = sources_of(config).get(START)
     return StartWeights(base=digest(folder), adapter=None if start is None else digest(resolve_adapter(start)))
 
 
 def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> StartWeights:
     """Return the same as `start_weights`, without the adapter where it is not on this machine."""
-    start = start_of(config)
+    start = sources_of(config).get(START)
     adapter = None if start is None else model_here(start)
     return StartWeights(base=digest(folder), adapter=None if adapter is None else digest(adapter))
-
-
-def start_places(run_dir: RunDir) -> dict[str, str]:
-    """Return, by key, the folders that model and adapter were when a run, or the one that it repeats, began."""
-    return dict((run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()).get(FOLDERS, {}))
 
 
 def config_here(run_dir: RunDir) -> RunConfig:
@@ -96,9 +86,10 @@ def config_here(run_dir: RunDir) -> RunConfig:
 
     Model and adapter that are no folders here are looked for where they lay when the run began: a path may be a relative one.
     """
-    config, places = run_dir.read_config(), start_places(run_dir)
+    config = run_dir.read_config()
+    facts = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
     lacking = {key for key, source in sources_of(config).items() if folder_of(source) is None}
-    moved = {key: place for key, place in places.items() if key in lacking and Path(place).is_dir()}
+    moved = {key: place for key, place in facts.get(FOLDERS, {}).items() if key in lacking and Path(place).is_dir()}
     return validate_config(apply_overrides(config.model_dump(mode="json"), moved)) if moved else config
 
 

@@ -240,12 +240,14 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
         GrpoError: one of them cannot be read.
     """
     first, second = check_run(original), check_run(repeated)
-    promise = repeatability(original.read_config())
+    promise, runs = repeatability(original.read_config()), (original, repeated)
+    manifests = [read_manifest(run.data) for run in runs if (run.data / MANIFEST_FILE).exists()]
+    prompts = [f"{manifest} (SHA-256 {manifest.digest[:12]})" for manifest in manifests]
     weights = [path / "policy" for path in list_checkpoints(repeated.checkpoints) if final and step_of(path) == final.step]
     return Reproduction(
         inputs=(
             *config_differences(original.read_config(), repeated.read_config()),
-            *_prompt_differences(original, repeated),
+            *([f"prompts: {' then, '.join(prompts)} now"] if len(set(prompts)) > 1 else ()),
             *(f"the run that is repeated: {note}" for note in first.notes),
         ),
         journal=compare_journals(first.history, second.history, promise.unlike),
@@ -271,16 +273,6 @@ def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
         for key, (old, new) in changes_between(before, now).items()
         if not key.startswith("tracking.")  # where a run is tracked does not change it
     ]
-
-
-def _prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
-    """Return that two runs have other prompts, by their digests; nothing where one has no prompts yet."""
-    if not all((run.data / MANIFEST_FILE).exists() for run in (original, repeated)):
-        return []
-    before, now = read_manifest(original.data), read_manifest(repeated.data)
-    if before.digest == now.digest:
-        return []
-    return [f"prompts: {before} (SHA-256 {before.digest[:12]}) then, {now} (SHA-256 {now.digest[:12]}) now"]
 
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:
