@@ -16,7 +16,7 @@ from grpo_core.policy.device import Dtype
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
 from grpo_core.run.memory import logps_bytes, rollout_bytes, update_bytes
-from grpo_core.run.model_shape import ModelShape
+from grpo_core.run.sizes import ModelShape
 from grpo_core.types import Prompt
 
 

@@ -218,7 +218,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _cells(entry: "Listed") -> tuple[str, ...]:
-    from grpo_core.run.disk_need import shown_bytes
+    from grpo_core.run.sizes import shown_bytes
     from grpo_core.text import visible
 
     done = "" if entry.fault is not None or not entry.total else f"{entry.done}/{entry.total}"

@@ -15,8 +15,7 @@ from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.machine.process import gc_paused
-from grpo_core.run.folder import RunDir
-from grpo_core.run.pass_sizes import sizes_to_lower
+from grpo_core.run.folder import RunDir, sizes_to_lower
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary

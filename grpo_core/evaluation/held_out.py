@@ -28,9 +28,8 @@ from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.child import read_process_state
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.journal import last_event, read_journal, read_records
-from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.provenance import config_here, installed_versions, start_weights
 
 logger = logging.getLogger(__name__)

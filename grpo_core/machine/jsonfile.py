@@ -101,9 +101,7 @@ def build(kind: type[T], fields: Any) -> T:
         return TypeAdapter(kind).validate_json(json.dumps(fields))
     except ValidationError as error:
         fault = error.errors()[0]
-        name, value = (
-            ".".join(map(name_of, fault["loc"])),
-            "" if fault["type"] == "missing" else f", got {shown(fault['input'])}",
-        )
+        name, is_missing = ".".join(map(name_of, fault["loc"])), fault["type"] == "missing"
         what = FAULTS.get(fault["type"], fault["msg"].lower().removeprefix("value error, "))
-        raise ValueError(f"{name or 'it'}: {what}{'' if is_missing else f', got {shown(fault["input"])}'}") from error
+        got = "" if is_missing else f", got {shown(fault['input'])}"
+        raise ValueError(f"{name or 'it'}: {what}{got}") from error

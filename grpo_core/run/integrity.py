@@ -19,9 +19,8 @@ from grpo_core.machine.disk import remove, write_whole
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import ASIDE, list_checkpoints, read_mark
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, lowered_notes
 from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, supersede
-from grpo_core.run.pass_sizes import lowered_notes
 
 SHOWN_KEYS = 8
 

@@ -27,8 +27,7 @@ from grpo_core.config.derived import measures_full_kl, reference_moves, takes_fu
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
-from grpo_core.run.disk_need import MOMENTS, shown_bytes
-from grpo_core.run.model_shape import AdapterSize, ModelShape, adapter_size
+from grpo_core.run.sizes import MOMENTS, AdapterSize, ModelShape, adapter_size, shown_bytes
 
 FLOAT, HALF = 4, 2
 """Bytes."""

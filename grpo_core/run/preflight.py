@@ -38,10 +38,19 @@ from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import files_on_hub, lacks_chat_template, model_here, require_model
 from grpo_core.policy.sources.weight_files import files_identity
 from grpo_core.run.child import held_lifeline, interpreter, python_path
-from grpo_core.run.disk_need import BYTES_PER_WEIGHT, disk_need, kept_weights, require_disk, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory import Fit, fit_of, will_use_gpu
-from grpo_core.run.model_shape import ModelShape, adapter_size, reference_rank, shape_for
+from grpo_core.run.sizes import (
+    BYTES_PER_WEIGHT,
+    ModelShape,
+    adapter_size,
+    disk_need,
+    kept_weights,
+    reference_rank,
+    require_disk,
+    shape_for,
+    shown_bytes,
+)
 from grpo_core.text import kept_uri
 
 CHECKED_VARIABLE = "GRPO_CHECKED"

@@ -15,10 +15,9 @@ from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.child import process_runs, read_process_state
 from grpo_core.run.flow_folder import Kind, make_folder
-from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
+from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir, batch_limits
 from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
-from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.summary import run_state
 
 POLL_SECONDS = 0.5

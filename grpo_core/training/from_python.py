@@ -33,14 +33,13 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
-from grpo_core.run.disk_need import announce_disk, announce_memory
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
-from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start, slow_dtype_warnings
 from grpo_core.run.provenance import find_model, note_inputs
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from grpo_core.run.rules import Alert, RunRules
+from grpo_core.run.sizes import announce_disk, announce_memory
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.process import MODULES, evaluating
 

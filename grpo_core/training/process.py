@@ -34,12 +34,11 @@ from grpo_core.machine.process import gc_paused
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import TrainingState, list_checkpoints
 from grpo_core.run.child import import_as_at_start
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import PASSES_FIELD, RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
-from grpo_core.run.model_shape import shape_for
-from grpo_core.run.pass_sizes import PASSES_FIELD, batch_limits
+from grpo_core.run.sizes import shape_for
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest

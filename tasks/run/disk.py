@@ -5,9 +5,9 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.machine.disk import sqlite_file
-from grpo_core.run.disk_need import KeptWeights, announce_disk, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
+from grpo_core.run.sizes import KeptWeights, announce_disk, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
 from tasks.tracking.guards import is_local

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import cause
+from grpo_core.run.folder import PASSES_FIELD
 from grpo_core.run.journal import Record, is_alert, supersede
-from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.reproduction import Identity, identity
 from grpo_core.run.rules import Alert
 from grpo_core.text import for_markdown, redact_uri

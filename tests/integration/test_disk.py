@@ -11,7 +11,7 @@ import pytest
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import folder_bytes, stored_tensors
-from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
+from grpo_core.run.sizes import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
 from tasks.run.disk import check_disk, check_sweep_disk

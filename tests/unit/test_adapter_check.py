@@ -15,8 +15,8 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, not_finite, read_adapter
 from grpo_core.policy.opening import open_policy
-from grpo_core.run.model_shape import adapter_size, shape_for
 from grpo_core.run.preflight import adapter_summary, look_at_adapter
+from grpo_core.run.sizes import adapter_size, shape_for
 from tests.conftest import build_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
