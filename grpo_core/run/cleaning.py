@@ -78,11 +78,11 @@ def clean(
 
 def _run_dirs(folder: Path) -> Iterator[RunDir]:
     """Yield the folders of runs: this one, or those in it, and the runs of each sweep."""
-    marker = RunDir(folder).marker()
-    if marker is not None and marker.kind in RunDir.kinds:
+    kind = RunDir(folder).kind
+    if kind in RunDir.kinds:
         yield RunDir(folder)
         return
-    inside = folder / "runs" if marker is not None else folder
+    inside = folder if kind is None else folder / "runs"
     for path in sorted(inside.iterdir()) if inside.is_dir() else ():
         if not path.is_symlink() and (path / MARKER_FILE).is_file():
             yield from _run_dirs(path)
@@ -113,9 +113,8 @@ def _used_in(folder: Path) -> dict[Path, Path]:
     for file in (*folder.glob("*/config.json"), *folder.glob("*/runs/*/config.json")):
         run_dir = RunDir(file.parent)
         with contextlib.suppress(GrpoError):
-            if (marker := run_dir.marker()) is None or marker.kind == "evaluation":
-                continue
-            for source in sources_of(config_here(run_dir)).values():
+            is_user = run_dir.kind not in (None, "evaluation")
+            for source in sources_of(config_here(run_dir)).values() if is_user else ():
                 policy = Path(source).expanduser().resolve()
                 used[policy.parent if policy.name == "policy" else policy] = run_dir.path
     return used

@@ -105,6 +105,12 @@ class FlowDir:
         version = f"format {facts['format']}, this version reads {FORMAT}"
         raise FolderError(f"{self.path}: made by another version of grpo-flow ({version})")
 
+    @property
+    def kind(self) -> str | None:
+        """What the marker says that it holds; None where the folder is not ours."""
+        marker = self.marker()
+        return None if marker is None else marker.kind
+
     def mark(self, kind: Kind) -> None:
         """Make the folder, or take one that is empty or ours, and mark it with what it holds from now on.
 
@@ -115,15 +121,14 @@ class FlowDir:
         where, remedy = f"{self.what} {self.path}", f"give another {self.option}"
         with raised_as(FolderError, f"{where}: cannot be written ({{cause}}); {remedy}", OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            marker = self.marker()
-            if marker is not None:
+            if self.kind is not None:
                 self.require_ours()
             elif names := sorted(path.name for path in self.path.iterdir()):
                 raise FolderError(
                     f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
                     f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
                 )
-            if marker is None or marker.kind != kind:
+            if self.kind != kind:
                 write_marker(self.path, kind)
 
     def require_ours(self) -> None:
@@ -132,11 +137,10 @@ class FlowDir:
         Raises:
             FolderError: it is not ours; nothing was changed in it.
         """
-        where, marker = f"{self.what} {self.path}", self.marker()
-        if marker is None:
-            raise FolderError(f"{where}: is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed")
-        if marker.kind not in self.kinds:
-            raise FolderError(f"{where}: is the folder of a {marker.kind}; give another {self.option}")
+        if self.kind not in self.kinds:
+            fault = f"is the folder of a {self.kind}; give another {self.option}"
+            none = f"is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed"
+            raise FolderError(f"{self.what} {self.path}: {none if self.kind is None else fault}")
 
     def locked(self) -> IO[bytes]:
         """Return the lock file, locked until it is closed: nobody else works in the folder, which must be ours.

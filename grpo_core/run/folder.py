@@ -117,7 +117,7 @@ class RunDir(FlowDir):
             JournalError: the folder already holds a run.
         """
         # A checkpoint without its journal is a run, too: a training that found it would resume from there.
-        if self.marker() is not None and (self.journal_file.exists() or self.checkpoints.exists()):
+        if self.kind is not None and (self.journal_file.exists() or self.checkpoints.exists()):
             raise JournalError(
                 f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
                 f"(`grpo train --resume {self.path}` resumes that run)"
@@ -199,7 +199,9 @@ class BatchLimits:
     These sizes decide memory and speed, and results in their last digits alone. So they are the only settings that a run may
     change once it has begun, and only downwards: a run that was out of memory continues on the same device. The wish is in
     `passes.json`; the `start` and `resume` records hold the sizes that are in force from their step on. A reproduction lowers
-    them after the same steps as the run that it repeats. `changes` are (step after which they hold, {field: size}), the first of the configuration; the smallest of each counts.
+    them after the same steps as the run that it repeats.
+
+    `changes` are (step after which they hold, {field: size}), the first of the configuration; the smallest of each counts.
     """
 
     changes: tuple[tuple[int, Mapping[str, int]], ...]
@@ -274,11 +276,11 @@ def sizes_to_lower(values: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a key may not change, or a value is no whole number above 0.
     """
-    keys = [f"training.{name}" for name in FIELDS]
+    keys = {f"training.{name}": name for name in FIELDS}
     for key, value in values.items():
         if key not in keys:
-            may = " and ".join(keys)
-            raise ConfigError(f"{key}: a run keeps the configuration with which it began; a resume may lower {may} alone")
+            may = f"a resume may lower {' and '.join(keys)} alone"
+            raise ConfigError(f"{key}: a run keeps the configuration with which it began; {may}")
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")
-    return {key.removeprefix("training."): size for key, size in values.items()}
+    return {keys[key]: size for key, size in values.items()}

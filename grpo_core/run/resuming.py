@@ -60,7 +60,7 @@ def remove_if_never_started(run_dir: RunDir, *, counts: Callable[[BaseException]
     try:
         yield
     except BaseException as error:
-        if counts(error) and not run_dir.has_started and run_dir.marker() is not None:
+        if counts(error) and not run_dir.has_started and run_dir.kind is not None:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
 
@@ -80,21 +80,16 @@ def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
         FolderError: the folder is not ours, or another process works on the run.
     """
     with run_dir.locked():
-        _await_orphan(run_dir, report)
+        writer = lock_holder(run_dir.journal_file)
+        if writer is not None:
+            if writer != f"process {read_process_state(run_dir.process_file).pid}":
+                raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
+            report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
+        while lock_holder(run_dir.journal_file):
+            time.sleep(POLL_SECONDS)
         for leftover in (run_dir.stop_file, run_dir.process_file):
             leftover.unlink(missing_ok=True)
         yield
-
-
-def _await_orphan(run_dir: RunDir, report: Callable[[str], None]) -> None:
-    writer = lock_holder(run_dir.journal_file)
-    if writer is None:
-        return
-    if writer != f"process {read_process_state(run_dir.process_file).pid}":
-        raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
-    report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
-    while lock_holder(run_dir.journal_file):
-        time.sleep(POLL_SECONDS)
 
 
 def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
@@ -104,7 +99,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
         JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
         ConfigError: config.json was edited since the run began.
     """
-    if is_evaluation(run_dir):
+    if run_dir.kind == "evaluation":
         raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
     config, journal = run_dir.read_config(), check_run(run_dir)
     engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
@@ -128,7 +123,7 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
     """
     try:
         is_held = lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
-        if not run_dir.config_file.exists() or is_held or is_evaluation(run_dir):
+        if not run_dir.config_file.exists() or is_held or run_dir.kind == "evaluation":
             return None
         if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
             return None
@@ -147,9 +142,3 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
 def path_argument(path: Path) -> str:
     """Return a path as an argument of a command in a shell, which is not taken for an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
-
-
-def is_evaluation(run_dir: RunDir) -> bool:
-    """Return whether a folder holds what only evaluates."""
-    marker = run_dir.marker()
-    return marker is not None and marker.kind == "evaluation"

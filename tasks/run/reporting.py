@@ -16,7 +16,7 @@ from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
-from grpo_core.run.resuming import is_evaluation, path_argument
+from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, run_status
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.away import prefect_may_be_away
@@ -158,7 +158,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
     """
     run_dir = RunDir(run_path)
     run_dir.require_ours()
-    if is_evaluation(run_dir):
+    if run_dir.kind == "evaluation":
         raise JournalError(
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
