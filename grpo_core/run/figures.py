@@ -185,8 +185,8 @@ def _mark_alarms(axes: Axes, alarms: Collection[int], *, label: bool) -> None:
     """Draw a triangle at the upper edge for each step at which an alarm began."""
     if alarms:
         at_edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "none", "zorder": 5}
-        look = {"marker": "v", "color": "tab:orange", "markersize": 8, "label": "alarm of a rule" if label else None}
-        axes.plot(sorted(alarms), [1.0] * len(alarms), **look, **at_edge)
+        name = "alarm of a rule" if label else None
+        axes.plot(sorted(alarms), [1.0] * len(alarms), marker="v", color="tab:orange", markersize=8, label=name, **at_edge)
 
 
 def mark_syncs(axes: Axes, syncs: SyncMarks, label: bool = True) -> None:

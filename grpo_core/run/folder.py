@@ -166,19 +166,20 @@ def _resolved(content: bytes) -> RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RaisedAlert:
-    """An alert that was raised, as alerts.jsonl holds it."""
+    """An alert that was raised, as alerts.jsonl holds it; `rule` is the name of a rule of the run, if it comes from one."""
 
     step: int
     text: str
+    rule: str = ""
 
 
-def add_alert(run_dir: RunDir, step: int, text: str) -> None:
+def add_alert(run_dir: RunDir, step: int, text: str, rule: str = "") -> None:
     """Append an alert of the monitor to alerts.jsonl; the journal itself has one writer, the training.
 
     Raises:
         OSError: it cannot be written.
     """
-    append_json(run_dir.alerts_file, asdict(RaisedAlert(step=step, text=text)))
+    append_json(run_dir.alerts_file, asdict(RaisedAlert(step=step, text=text, rule=rule)))
 
 
 def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:

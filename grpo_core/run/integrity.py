@@ -8,7 +8,6 @@ is done again.
 
 import contextlib
 import hashlib
-import itertools
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +20,6 @@ from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import ASIDE, list_checkpoints, read_mark
 from grpo_core.run.folder import RunDir, lowered_notes
 from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, supersede
-
-SHOWN_KEYS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +95,9 @@ def check_run(run_dir: RunDir) -> CheckedJournal:
     changes = {} if begun is None else changes_between(validate_config(begun), run_dir.read_config())
     changes.pop("tracking.uri", None)  # a server may come up again at another address
     if changes:
-        few = [f"{key} is {shown(new)}, was {shown(old)}" for key, (old, new) in itertools.islice(changes.items(), SHOWN_KEYS)]
-        more = f", and {len(changes) - SHOWN_KEYS} more keys" if len(changes) > SHOWN_KEYS else ""
+        found = ", ".join(f"{key} is {shown(new)}, was {shown(old)}" for key, (old, new) in changes.items())
         raise ConfigError(
-            f"{run_dir.config_file}: changed since the run began: {', '.join(few)}{more}; write the old values back, or start "
-            "a new run with the new ones"
+            f"{run_dir.config_file}: changed since the run began: {found}; write the old values back, or start a new run"
         )
     return intact
 

@@ -253,9 +253,8 @@ def source_state() -> tuple[str | None, str]:
     """Return the commit of this code and what was changed since: of the repository, else of the image."""
     commit = _git("rev-parse", "HEAD")
     if commit is None and (file := os.environ.get(BUILT_FROM_VARIABLE)):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            built_from = read_json(Path(file))
-            return built_from["git_commit"], str(built_from["git_diff"])
+        built_from = read_json(Path(file))
+        return built_from["git_commit"], built_from["git_diff"]
     return commit, _git("diff", "HEAD") or ""
 
 

@@ -37,16 +37,12 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
-UNUSED = ("scipy", "sklearn")
-"""Packages that transformers imports where they are installed, for losses that no language model has: a third of a second."""
 Line = tuple[str, Any]
 """Kind and content."""
 
 
 def look_at_model(config: RunConfig) -> Iterator[Line]:
     """Yield the outline of a run's model, made as the training will load it but for the values of its weights, or its fault."""
-    if not config.model.trust_remote_code:  # which may need them
-        sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None = there is no such module
     from grpo_core.policy.loading import check_folder
 
     yield "doing", f"model.source {config.model.source}"

@@ -253,20 +253,6 @@ def _not_finite(figures: Figures) -> Iterator[Breach]:
             yield value, f"{key} is {value}, not a finite number"
 
 
-def alerts_of(run_dir: RunDir, records: Sequence[Record]) -> list[Alert]:
-    """Return the alerts of a run's records, those of custom rules as they were written down: no code of the run is run."""
-    rules = run_dir.read_config().monitor.rules
-    book = RuleBook([rule for rule in rules if rule.function is None])
-    found = [alert for record in records for alert in book.check(record)]
-    return found + [
-        Alert(rule=rule, step=alert.step, value=math.nan, text=alert.text)
-        for rule in rules
-        for alert in monitor_alerts(run_dir)
-        if rule.function is not None
-        and alert.text.startswith(tuple(f"step {alert.step}: {rule.function}{end}" for end in ": "))
-    ]
-
-
 class RunRules:
     """Applies the rules of a run's configuration to all of its records, in their order, and writes down what they say."""
 
@@ -327,5 +313,5 @@ class RunRules:
             if alert.rule.kind == "stalled":
                 self._end(self._run_dir.process_file)
         self.alerts.append(alert.text)
-        add_alert(self._run_dir, alert.step, alert.text)
+        add_alert(self._run_dir, alert.step, alert.text, alert.rule.name)
         return alert

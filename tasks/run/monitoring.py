@@ -155,7 +155,8 @@ EVENT_NAMES = {
 def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> None:
     """Hand alerts to a shipper, and emit the events of those that nobody has reported before."""
     for alert in alerts:
-        shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
+        # Also one that an earlier monitor has reported: its tag may not have arrived.
+        shipper.add_alert(alert.rule.name, alert.text)
         if not alert.reported:
             what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
             emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text}, tracked)

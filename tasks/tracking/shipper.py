@@ -14,7 +14,6 @@ from grpo_core.errors import cause
 from grpo_core.run.folder import PASSES_FIELD
 from grpo_core.run.journal import Record, is_alert, supersede
 from grpo_core.run.reproduction import Identity, identity
-from grpo_core.run.rules import Alert
 from grpo_core.text import for_markdown, redact_uri
 from tasks.tracking.opening import NOTE
 from tasks.tracking.store import TrackedRun, make_client
@@ -95,10 +94,10 @@ class Shipper:
             self._seen.add(what)
             self._waiting.append(record)
 
-    def add_alert(self, alert: Alert) -> None:
-        """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""
-        self._tags[f"alert.{alert.rule.name.replace(':', '.')}"] = alert.text
-        self._notes.append(alert.text)
+    def add_alert(self, rule: str, text: str) -> None:
+        """Take one alert of a rule: a tag and a line of the description, with the bound that was crossed, value and step."""
+        self._tags[f"alert.{rule.replace(':', '.')}"] = text
+        self._notes.append(text)
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""

@@ -156,7 +156,7 @@ def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_tha
     assert main([str(run_dir.path)]) == 0
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "rule_of_a_stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    add_alert(run_dir, 2, "step 2: rule_of_a_stranger:judge: too long")
+    add_alert(run_dir, 2, "step 2: rule_of_a_stranger:judge: too long", "custom.rule_of_a_stranger:judge")
     tracked, _, problems = track_later(run_dir.path)
     assert problems == ()
     assert not (tmp_path / "ran").exists()

@@ -26,8 +26,8 @@ def collect(threads: int | None = None, device: str = "auto", git_diff: bool = T
 def test_an_image_without_a_repository_says_what_it_was_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no git, as in an image
     file = tmp_path / "built_from.json"
-    monkeypatch.setenv(BUILT_FROM_VARIABLE, str(file))
     assert collect()["git_commit"] is None
+    monkeypatch.setenv(BUILT_FROM_VARIABLE, str(file))
     file.write_text(json.dumps({"git_commit": "c0ffee", "git_diff": "a change"}))
     inside = collect()
     assert (inside["git_commit"], inside["git_diff"]) == ("c0ffee", "a change")
