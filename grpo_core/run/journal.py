@@ -104,7 +104,6 @@ class DamagedJournalError(JournalError):
         """Name what is wrong with the journal at `path`, the first line that `--repair cut` drops, and where it resumes."""
         command = f"grpo train --resume {shlex.quote(str(path.parent))} --repair cut"
         super().__init__(f"{path}, {fault}; `{command}` drops line {line} and what follows, and resumes from {resumes_from}")
-        self.fault = fault
 
 
 class Journal:

@@ -25,6 +25,14 @@ class Run:
 
     Steps that a resume took back are left out: what remains is one history, as `run/journal.py` defines it.
 
+    Attributes:
+        dir: where each of its files lies.
+        config: the resolved configuration.
+        records: the history of the run, record by record.
+        notes: what a reader of its figures should know: it was resumed with smaller passes, or the journal was repaired.
+        state: `not started`, `running`, `finished`, `stopped`, `failed` or `died`.
+        reason: why it stopped or failed, if it did.
+
     Example:
         run = Run("runs/20260101-100000-quickstart")
         run.steps.plot(x="step", y=["kl/ref/drift", "kl/init/drift"])
@@ -38,16 +46,11 @@ class Run:
             ConfigError: config.json was edited after the run had begun.
         """
         self.dir = RunDir(Path(path).expanduser())
-        """Where each of its files lies."""
         self.config = self.dir.read_config()
-        """The resolved configuration."""
         journal = check_run(self.dir)
         self.records: tuple[Record, ...] = tuple(journal.history)
-        """The history of the run, record by record."""
         self.notes = journal.notes
-        """What a reader of its figures should know: an older version wrote them, or the journal was repaired."""
         self.state, self.reason = run_state(self.records, self.dir)
-        """`not started`, `running`, `finished`, `stopped`, `failed` or `died`; and why it stopped or failed, if it did."""
 
     def __repr__(self) -> str:
         """Return `Run('runs/one'): β=0.04 ..., finished, step 30 of 30`."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from grpo_core.config import DataConfig, RunConfig, validate_config
+from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
 from grpo_core.data.prompts import check_rows, count_held_out, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
@@ -42,31 +42,38 @@ Line = tuple[str, Any]
 
 
 def look_at_model(config: RunConfig) -> Iterator[Line]:
-    """Yield the outline of a run's model, made as the training will load it but for the values of its weights, or its fault."""
+    """Yield the outline of a run's model, made as the training will load it but for the values of its weights.
+
+    Raises:
+        GrpoError: it cannot be loaded.
+    """
     from grpo_core.policy.loading import check_folder
 
     yield "doing", f"model.source {config.model.source}"
     folder = model_here(config.model.source)
     assert folder is not None
-    try:
-        yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
-    except GrpoError as error:
-        yield "faults", str(error)
+    yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
 
 
 def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
-    """Yield what is wrong, doubtful or worth a look in the first rows of a run and what its reward functions make of them."""
+    """Yield what is wrong, doubtful or worth a look in the first rows of a run and what its reward functions make of them.
+
+    Raises:
+        GrpoError: the rows cannot be used.
+    """
     yield "doing", f"data.source {config.data.source}"
-    most = MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
-    try:
-        rows = read_rows(config.data, None if _is_read_whole(config.data) else most)
-        check_rows(rows, config.data)
-        prompts = untokenized(rows, config)
-        yield from _few_prompts(prompts, rows[:most], config, is_all=_is_read_whole(config.data) or len(rows) < most)
-    except GrpoError as error:
-        yield "faults", str(error)
-        return
-    yield from (("warnings", text) for text in data_warnings(prompts, config))
+    kind, _, name = config.data.source.partition(":")
+    is_whole = kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
+    most = MADE if kind == "reasoning_gym" else max(ROWS, config.rollout.num_prompts_per_step)
+    rows = read_rows(config.data, None if is_whole else most)
+    check_rows(rows, config.data)
+    prompts, answers = untokenized(rows, config), defaultdict[str, set[str]](set)
+    yield from _few_prompts(prompts, rows[:most], config, is_all=is_whole or len(rows) < most)
+    for prompt in prompts:
+        answers[repr(prompt.content)].add(str(prompt.columns.get("answer")))
+    if several := sum(len(found) > 1 for found in answers.values()):
+        key = f"data.answer_column {config.data.answer_column!r}"
+        yield "warnings", f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
     for index, reward in enumerate(config.rewards):
         yield "doing", f"rewards.{index}.fn {reward.fn}"
         try:
@@ -76,11 +83,6 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
         except SystemExit as error:
             yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
     yield from _rule_faults(config)
-
-
-def _is_read_whole(data: DataConfig) -> bool:
-    kind, _, name = data.source.partition(":")
-    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
 
 
 def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
@@ -121,17 +123,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
         )
 
 
-def data_warnings(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[str]:
-    """Yield what is doubtful about gold answers."""
-    if config.data.answer_column is None:
-        return
-    key, answers = f"data.answer_column {config.data.answer_column!r}", defaultdict[str, set[str]](set)
-    for prompt in prompts:
-        answers[repr(prompt.content)].add(str(prompt.columns["answer"]))
-    if several := sum(len(found) > 1 for found in answers.values()):
-        yield f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
-
-
 def _rule_faults(config: RunConfig) -> Iterator[Line]:
     """Yield the functions of rules that cannot be imported or called; none is called, as there is no figure yet."""
     for index, rule in enumerate(config.monitor.rules):
@@ -158,9 +149,11 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as results:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         lines = look_at_model(config) if sys.argv[1] == "model" else look_at_data(config, folders)
-        for line in itertools.chain(lines, [("doing", "")]):
-            results.write(json.dumps(line) + "\n")
-            results.flush()
+        try:
+            for line in itertools.chain(lines, [("doing", "")]):
+                print(json.dumps(line), file=results, flush=True)
+        except GrpoError as error:
+            print(json.dumps(("faults", str(error))), json.dumps(("doing", "")), sep="\n", file=results, flush=True)
     os._exit(0)  # taking the modules down takes a second
 
 

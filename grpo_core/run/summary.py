@@ -66,12 +66,14 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
         return None
     greedy = [pandas.read_parquet(table).query("sample == -1").set_index("prompt_id")["correct"] for table, _ in files]
     both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
+    estimates = [read_estimates(run_dir, policy).items() for policy in ("base", "final")]
+    before, after = (next(value for key, value in found if key.endswith("/greedy_accuracy")) for found in estimates)
     pair = [both[name].astype(bool).tolist() for name in ("before", "after")]
     return BeforeAfter(
         step=read_json(files[-1][1])["step"],
         num_prompts=len(both),
-        before=_greedy_accuracy(run_dir, "base"),
-        after=_greedy_accuracy(run_dir, "final"),
+        before=before,
+        after=after,
         difference=paired_difference(*pair),
         changes=answer_changes(*pair),
     )
@@ -135,10 +137,6 @@ def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | No
     if process_runs(run_dir.process_file):
         return "running", None
     return ("not started", None) if last is None else ("died", "the training process is gone and left no end record")
-
-
-def _greedy_accuracy(run_dir: RunDir, policy: str) -> Estimate:
-    return next(value for key, value in read_estimates(run_dir, policy).items() if key.endswith("/greedy_accuracy"))
 
 
 def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
