@@ -88,7 +88,6 @@ def durable(path: Path) -> Iterator[Path]:
         OSError: it cannot be flushed or renamed.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    remove(partial)
     try:
         yield partial
         flush(partial)

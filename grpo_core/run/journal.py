@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from grpo_core.errors import DiskFullError, JournalError, cause
 from grpo_core.machine.disk import durable_folder, flush, is_full_disk
 from grpo_core.machine.locks import locked_soon
-from grpo_core.metrics import check_registered
+from grpo_core.metrics import find_metric
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
 JOURNAL_FILE = "journal.jsonl"
@@ -152,7 +152,8 @@ class Journal:
             JournalError: a metric key is not in the registry.
             DiskFullError: the disk is full.
         """
-        check_registered(data.get("metrics", {}))
+        if unknown := sorted(key for key in data.get("metrics", {}) if find_metric(key) is None):
+            raise JournalError(f"metric keys not in the registry (grpo_core/metrics.py): {', '.join(unknown)}")
         with self._one_at_a_time:
             record = Record(seq=self._number, time=now(), kind=kind, step=step, data=data)
             self._write(encode(record), f"the record {kind!r} of step {step}")

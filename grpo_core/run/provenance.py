@@ -183,18 +183,12 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         "cuda": cuda,
         "cudnn": cudnn,
         "environment": kernel_variables(),
-        "config_digest": config_digest(config),
+        "config_digest": _digest(json.dumps({key: of for key, of in config.items() if key != "tracking"}, sort_keys=True)),
         "data_digest": data_digest,
         **weights,
         "seed": config["training"]["seed"],
         "data_seed": config["data"]["seed"],
     }
-
-
-def config_digest(config: dict[str, Any]) -> str:
-    """Return the SHA-256 of a resolved configuration, independent of key order and of where the run is tracked."""
-    settings = {section: values for section, values in config.items() if section != "tracking"}
-    return _digest(json.dumps(settings, sort_keys=True))
 
 
 FACTS = {

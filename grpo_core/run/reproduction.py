@@ -260,10 +260,8 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
 
 def final_policy(run_dir: RunDir) -> FinalPolicy | None:
     """Return the policy of a run's newest checkpoint, None where it has none."""
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    if not checkpoints:
-        return None
-    return FinalPolicy(step=step_of(checkpoints[-1]), digest=weights_digest(checkpoints[-1] / "policy"))
+    newest = list_checkpoints(run_dir.checkpoints)[-1:]
+    return next((FinalPolicy(step=step_of(path), digest=weights_digest(path / "policy")) for path in newest), None)
 
 
 def config_differences(before: RunConfig, now: RunConfig) -> list[str]:

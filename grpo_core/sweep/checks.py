@@ -8,7 +8,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import exact_every, has_sync_rule, is_always_synced, is_changed, is_exact, is_single_update
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
-from grpo_core.metrics import find_metric, is_registered
+from grpo_core.metrics import find_metric
 from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
 
@@ -157,7 +157,7 @@ def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     objective, metric, kl_metric = sweep.objective, sweep.objective.metric, sweep.objective.kl_metric
     examples = (("metric", metric, "", "eval/heldout/pass_at_1 or reward/mean"), ("kl_metric", kl_metric, "kl/", "kl/init/seq"))
     for key, name, start, example in examples:
-        if not is_registered(name) or not name.startswith(start):
+        if find_metric(name) is None or not name.startswith(start):
             raise ConfigError(f"objective.{key}: {name!r} is no such metric; METRICS.md lists them, for example {example}")
     found = find_metric(metric)
     why = "follows from the configuration alone" if metric.startswith(SCHEDULED) else ""
