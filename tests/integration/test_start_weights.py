@@ -200,7 +200,7 @@ def test_a_run_resumes_from_its_own_copy_whatever_became_of_its_start(fate: str,
     run_dir, start = continued
     expected, before = newest_weights(run_dir), json.loads((run_dir.eval / "base.json").read_text())
     back_to(run_dir, 2)
-    os.truncate(run_dir.eval / "base.parquet", 0)  # its evaluation is made again, of the initial policy
+    (run_dir.eval / "base.parquet").unlink()  # its evaluation is made again, of the initial policy
     if fate == "trained again":
         change(start / "model.safetensors")
     else:

@@ -9,16 +9,12 @@ from typing import Any
 import pandas
 import pytest
 
-from grpo_core.data.frozen import load_frozen
-from grpo_core.data.prepare import prepare
-from grpo_core.errors import DataError
-from grpo_core.evaluation.held_out import is_evaluated, keep_evaluation
+from grpo_core.evaluation.held_out import is_evaluated
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
-from grpo_core.run.reproduction import copy_prompts
 from grpo_core.run.summary import compare_evaluations
 from tests.torture.disk import Disk
 
@@ -34,14 +30,6 @@ def evaluate(run_dir: RunDir, policy: str = "base", step: int = 0) -> Path:
     facts = {"policy": policy, "set": "heldout", "step": step, "num_prompts": 2, "estimates": FIGURE}
     write_evaluation(run_dir, policy, facts, lambda file: table().to_parquet(file))
     return table_file(run_dir, policy)
-
-
-def keep(run_dir: RunDir) -> Path:
-    evaluate(run_dir)
-    kept = Path(os.environ["GRPO_CACHE"]) / "evaluations"
-    kept.mkdir(parents=True)
-    keep_evaluation(run_dir, "base", "0" * 8)
-    return kept / ("0" * 8) / "completions.parquet"
 
 
 def repair(run_dir: RunDir) -> Path:
@@ -67,24 +55,16 @@ def mark(run_dir: RunDir) -> Path:
     return other.path / ".grpo-folder"
 
 
-def repeat(run_dir: RunDir) -> Path:
-    again = RunDir(run_dir.path.with_name("again"))
-    again.mark("reproduction")
-    copy_prompts(run_dir, again)
-    return again.data / "train.jsonl"
-
-
 def note(run_dir: RunDir) -> Path:
     write_whole(run_dir.path / "note.json", "{}")
     return run_dir.path / "note.json"
 
 
-@pytest.mark.parametrize("write", [evaluate, keep, repair, begin_journal, mark, repeat, note])
+@pytest.mark.parametrize("write", [evaluate, repair, begin_journal, mark, note])
 def test_content_and_name_of_what_is_relied_on_are_flushed(
     write: Write, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tiny_run()
-    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
     for name in ("fsync", "replace", "rename"):
         monkeypatch.setattr(os, name, getattr(os, name))  # as it was, afterwards
     disk = Disk(tmp_path, None, tmp_path / "note")
@@ -133,18 +113,3 @@ def test_an_evaluation_whose_completions_are_gone_is_not_done_and_reports_are_ma
     assert compare_evaluations(trained) is None
     evaluate(trained)
     assert is_evaluated(trained, "base", 0)
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "eval.jsonl"])
-def test_damaged_prompts_are_made_again_where_that_gives_the_same(name: str, tiny_run: Any, tiny_config: Any) -> None:
-    run_dir = tiny_run()
-    before = load_frozen(run_dir.data)
-    os.truncate(run_dir.data / name, 0)
-    with pytest.raises(DataError, match="the frozen prompts were changed"):
-        prepare(tiny_config({"data.seed": 1}), run_dir.data)
-    with pytest.raises(DataError, match="the frozen prompts were changed"):
-        prepare(tiny_config({"data.source": "file:gone.jsonl"}), run_dir.data)
-    with pytest.raises(DataError):
-        load_frozen(run_dir.data)
-    assert prepare(tiny_config(), run_dir.data).num_train == len(before[0])
-    assert load_frozen(run_dir.data) == before

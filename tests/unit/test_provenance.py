@@ -11,9 +11,7 @@ import pynvml
 import pytest
 import torch
 
-from grpo_core.config import TrainingConfig
 from grpo_core.machine.jsonfile import write_json
-from grpo_core.policy.device import pin_threads
 from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences
 
 
@@ -31,14 +29,6 @@ def test_an_image_without_a_repository_says_what_it_was_built_from(tmp_path: Pat
     file.write_text(json.dumps({"git_commit": "c0ffee", "git_diff": "a change"}))
     inside = collect()
     assert (inside["git_commit"], inside["git_diff"]) == ("c0ffee", "a change")
-
-
-@pytest.mark.parametrize("threads", [None, 3])
-def test_the_threads_are_those_that_the_training_uses(threads: int | None) -> None:
-    before = torch.get_num_threads()
-    pinned = pin_threads(TrainingConfig(threads=threads))
-    torch.set_num_threads(before)
-    assert collect(threads)["threads"] == pinned == (threads or len(os.sched_getaffinity(0)))
 
 
 def test_gpus_and_their_driver_are_recorded_unless_the_training_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
