@@ -115,9 +115,7 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         0 if probe.every_steps is None else probe.num_prompts,
     )
     rows = min(max(config.training.rollout_rows, rollout.group_size), wanted)
-    tokens = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens)
-    cache = tokens * shape.layers * 2 * shape.key_value * half
-    logits = 3 * FLOAT * rows * shape.vocabulary
+    cache = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens) * shape.layers * 2 * shape.key_value * half
     adapted = 0 if adapter is None else adapter.adapted
     if packed:
         multiplied = half * shape.matrices + FLOAT * shape.vocabulary * shape.hidden
@@ -125,7 +123,7 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted)
     if half == HALF and adapter is not None:
         multiplied += 2 * half * adapter.weights  # with the zeros between B of matrices that are joined
-    return multiplied + _casts(shape, half, adapter) + cache + logits
+    return multiplied + _casts(shape, half, adapter) + cache + 3 * FLOAT * rows * shape.vocabulary
 
 
 def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:

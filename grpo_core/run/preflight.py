@@ -133,9 +133,8 @@ def look_at_adapter(
     try:
         folder = model_here(lora.init_from)
         if folder is None:
-            lacking = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} - files_on_hub(START, lora.init_from)
-            missing = [f"{what}: the hub's repository has no {' and no '.join(sorted(lacking))}"] if lacking else []
-            return [*faults, *missing], warnings
+            lacking = sorted({ADAPTER_CONFIG, ADAPTER_WEIGHTS} - set(files_on_hub(START, lora.init_from)))
+            return [*faults, *(f"{what}: the hub's repository has no {name}" for name in lacking)], warnings
         facts, broken = read_adapter(folder), not_finite(folder)
     except ModelError as error:
         return [*faults, str(error) if str(error).startswith(START) else f"{START}: {error}"], warnings

@@ -313,8 +313,7 @@ def note_inputs(
         if is_resumed and alert not in known:
             add_alert(run_dir, 0, alert)
     if not is_resumed:
-        folders = {key: folder_of(source) for key, source in sources_of(config).items()}
-        places = {key: str(folder.absolute()) for key, folder in folders.items() if folder is not None}
+        places = {key: str(folder.absolute()) for key, source in sources_of(config).items() if (folder := folder_of(source))}
         # Only its owner can read it: the diff may hold anything.
         write_json(run_dir.provenance_file, {**provenance, FOLDERS: places}, private=True)
 
