@@ -141,9 +141,7 @@ class RuleBook:
         """Begin with empty windows."""
         self.rules = rules
         self._windows = [_Window(rule) for rule in rules if rule.kind != "stalled"]
-        self._seen: list[tuple[int, Figures]] = []
-        self._synced: set[int] = set()
-        """Steps after which the reference was synchronised."""
+        self._records: list[Record] = []
         self._last_step = 0
         self._end: str | None = None
         """Status with which the training has ended."""
@@ -157,6 +155,7 @@ class RuleBook:
             self._end = None
         if record.kind == "end":
             self._end = str(record.data["status"])
+        self._records.append(record)
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
             return self._begun(record.step, record.metrics, [one for one in self._windows if one.rule.kind == "non_finite"])
@@ -167,7 +166,6 @@ class RuleBook:
 
     def observe(self, step: int, figures: Figures) -> list[Alert]:
         """Return the breaches that begin with the figures of a step."""
-        self._seen.append((step, figures))
         self._last_step = step
         return self._begun(step, figures, self._windows)
 
@@ -177,7 +175,6 @@ class RuleBook:
         What was measured of a KL to the reference is of another one, so these windows begin anew, and so does that of a rule
         that has asked for the sync.
         """
-        self._synced.add(self._last_step)
         for window in self._windows:
             has_asked = any(alert.rule is window.rule and alert.rule.action == "sync" for alert in alerts)
             if window.rule.begins_at_syncs or has_asked:
@@ -193,13 +190,11 @@ class RuleBook:
     def _go_back(self, step: int) -> None:
         """Have the windows that there were after a step: those of later ones are taken back."""
         if self._last_step > step:
-            seen, synced = self._seen, self._synced
-            self._seen, self._synced = [], set()
+            kept = [record for record in self._records if record.step <= step]
             self._windows = [_Window(window.rule, window.function) for window in self._windows]
-            for at, figures in [one for one in seen if one[0] <= step]:
-                alerts = self.observe(at, figures)
-                if at in synced:
-                    self.note_sync(alerts)
+            self._records, self._last_step = [], 0
+            for record in kept:
+                self.check(record)
         self._last_step = step
 
     def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
