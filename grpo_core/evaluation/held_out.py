@@ -30,7 +30,7 @@ from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.child import read_process_state
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.journal import last_event, read_journal, read_records
-from grpo_core.run.provenance import config_here, installed_versions, start_weights
+from grpo_core.run.provenance import config_here, installed_versions, policy_digest, start_weights
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def evaluation_identity(run_dir: RunDir, set_name: str, step: int, digest: Calla
         {
             "set": (set_name, step),
             "prompts": read_manifest(run_dir.data).eval_sha256,
-            "weights": start_weights(config, folder, digest).policy,
+            "weights": policy_digest(start_weights(config, folder, digest)),
             "model": tokenizer_digest(folder),
             "settings": _settings(config, verifier),
             "code": files_digest(sorted(PACKAGE.rglob("*.py"))),

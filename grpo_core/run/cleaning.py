@@ -55,7 +55,6 @@ def clean(
         remove_them: whether it is removed, under the lock of each run.
     """
     chosen = [RunDir(path) for path in runs] or list(_run_dirs(folder))
-    used = {**_used_in(folder), **{path: user for run_dir in chosen for path, user in used_checkpoints(run_dir).items()}}
     items, skipped = list[Item](), list[str]()
     for run_dir in chosen:
         if holder := lock_holder(run_dir.journal_file):
@@ -63,6 +62,7 @@ def clean(
             continue
         try:
             with run_dir.locked():
+                used = used_checkpoints(run_dir)
                 for kind, path in [item for item in _items(run_dir) if item[0] in kinds]:
                     if user := used.get(path.resolve()):
                         skipped.append(f"{path}: {user} begins with it and cannot be reproduced without it")

@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +32,14 @@ SHOWN, DIGEST_LENGTH = 12, 64
 """Digits of a digest, in a message and in all."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartWeights:
-    """SHA-256 of the weights with which a run begins: of `model.source`, and of `model.lora.init_from`.
-
-    There is none of an adapter where a run begins without one, or where it is not here any more.
-    """
-
-    base: str
-    adapter: str | None = None
-
-    @property
-    def policy(self) -> str:
-        """Of the initial policy: of both."""
-        return self.base if self.adapter is None else hashlib.sha256(bytes.fromhex(self.base + self.adapter)).hexdigest()
-
-    def facts(self) -> dict[str, str]:
-        """Return what the provenance holds of them; of an adapter nothing where there is none."""
-        return {DIGESTS[BASE]: self.base, **({} if self.adapter is None else {DIGESTS[START]: self.adapter})}
-
-
 def sources_of(config: RunConfig) -> dict[str, str]:
     """Return what names the weights with which a configuration begins, by key."""
     start = None if config.model.lora is None else config.model.lora.init_from
     return {BASE: config.model.source, **({} if start is None else {START: start})}
 
 
-def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> StartWeights:
-    """Return the digests of the weights with which a configuration begins.
+def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> dict[str, str]:
+    """Return the SHA-256 of the weights with which a configuration begins, as the provenance holds them.
 
     Args:
         config: of a run.
@@ -71,14 +50,20 @@ def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str]
         ModelError: the adapter cannot be found.
     """
     start = sources_of(config).get(START)
-    return StartWeights(base=digest(folder), adapter=None if start is None else digest(resolve_adapter(start)))
+    return {DIGESTS[BASE]: digest(folder), **({} if start is None else {DIGESTS[START]: digest(resolve_adapter(start))})}
 
 
-def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> StartWeights:
+def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> dict[str, str]:
     """Return the same as `start_weights`, without the adapter where it is not on this machine."""
     start = sources_of(config).get(START)
     adapter = None if start is None else model_here(start)
-    return StartWeights(base=digest(folder), adapter=None if adapter is None else digest(adapter))
+    return {DIGESTS[BASE]: digest(folder), **({} if adapter is None else {DIGESTS[START]: digest(adapter)})}
+
+
+def policy_digest(weights: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the initial policy: that of its model, or of both."""
+    digests = [weights[key] for key in DIGESTS.values() if key in weights]
+    return digests[0] if len(digests) == 1 else hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
 def config_here(run_dir: RunDir) -> RunConfig:
@@ -118,7 +103,7 @@ def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) 
     return own[-1] / "policy"
 
 
-def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeights, what: str) -> dict[str, str]:
+def other_weights(facts: Mapping[str, Any], config: RunConfig, found: Mapping[str, str], what: str) -> dict[str, str]:
     """Return {key: sentence with both digests} of the weights that are others than those that were recorded.
 
     Args:
@@ -127,11 +112,10 @@ def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeigh
         found: the weights that are there now; an adapter that is not there is not compared.
         what: was done with those that were recorded, as the end of a sentence.
     """
-    now = {BASE: found.base, START: found.adapter}
     return {
         key: f"{key} {source}: has weights (SHA-256 {digest[:SHOWN]}) that are not those {what} ({recorded[:SHOWN]})"
         for key, source in sources_of(config).items()
-        if (digest := now[key]) is not None and (recorded := facts.get(DIGESTS[key], digest)) != digest
+        if (digest := found.get(DIGESTS[key])) is not None and (recorded := facts.get(DIGESTS[key], digest)) != digest
     }
 
 
@@ -305,7 +289,7 @@ def note_inputs(
     faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
     if faults:
         raise ModelError(listed(faults))
-    provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
+    provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found)
     known = {raised.text for raised in monitor_alerts(run_dir)}
     for difference in environment_differences(earlier, provenance):
         report(f"environment: {difference}")
@@ -320,12 +304,12 @@ def note_inputs(
 
 def _found(
     run_dir: RunDir, config: RunConfig, model: Path, digest: Callable[[Path], str], report: Callable[[str], None]
-) -> StartWeights:
+) -> dict[str, str]:
     """Return the weights that are there; what a run that has stored its initial policy does not need may be gone."""
     if model.is_relative_to(run_dir.checkpoints):  # the initial policy beside it has its digest in each checkpoint
         copy = f"the run's own copy in {run_dir.checkpoints} is used"
         report(f"{BASE} {config.model.source} is gone, or has other weights; {copy}")
-        return StartWeights(base=run_dir.read_provenance()[DIGESTS[BASE]])
+        return {DIGESTS[BASE]: run_dir.read_provenance()[DIGESTS[BASE]]}
     try:
         return start_weights(config, model, digest)
     except ModelError:

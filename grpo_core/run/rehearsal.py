@@ -82,7 +82,18 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
             yield "faults", str(error)
         except SystemExit as error:
             yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
-    yield from _rule_faults(config)
+    for index, rule in enumerate(config.monitor.rules):  # none is called, as there is no figure yet
+        if rule.function is None:
+            continue
+        what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
+        yield "doing", what
+        try:
+            inspect.signature(getattr(importlib.import_module(module), attribute)).bind([], **rule.options)
+        except TypeError as error:
+            options = "".join(f", {name}=..." for name in rule.options)
+            yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
+            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
 
 
 def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
@@ -121,22 +132,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
             f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
             "prompts repeat within a step",
         )
-
-
-def _rule_faults(config: RunConfig) -> Iterator[Line]:
-    """Yield the functions of rules that cannot be imported or called; none is called, as there is no figure yet."""
-    for index, rule in enumerate(config.monitor.rules):
-        if rule.function is None:
-            continue
-        what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
-        yield "doing", what
-        try:
-            inspect.signature(getattr(importlib.import_module(module), attribute)).bind([], **rule.options)
-        except TypeError as error:
-            options = "".join(f", {name}=..." for name in rule.options)
-            yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
-            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
 
 
 def main() -> None:
