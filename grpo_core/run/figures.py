@@ -96,7 +96,6 @@ def _over_steps(
     height: float = 6.0,
     ratios: Sequence[int] = (2, 1),
 ) -> Figure:
-    """Return a figure of panels over the same steps, with syncs and alarms."""
     run = read_curves(records, [key for drawn in panels.values() for key in drawn])
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=ratios)

@@ -300,5 +300,4 @@ def _largest(config: RunConfig, shape: ModelShape, phase: str, available: int, *
 
 
 def _with(config: RunConfig, section: str, field: str, value: object) -> RunConfig:
-    """Return a configuration with another value of a key."""
     return config.model_copy(update={section: getattr(config, section).model_copy(update={field: value})})

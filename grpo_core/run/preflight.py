@@ -348,7 +348,6 @@ def _server_faults(config: RunConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _refusals(faults: list[str]) -> Iterator[None]:
-    """Add the message with which a check inside refuses to `faults`."""
     try:
         yield
     except GrpoError as error:

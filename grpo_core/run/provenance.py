@@ -216,7 +216,6 @@ def _digest(text: str) -> str:
 
 
 def _pairs(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """Return (name, value, value), for each key where the values are mappings."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return [(name, before, now)]
     return [(f"{name}{key}", before.get(key), now.get(key)) for key in sorted({*before, *now})]

@@ -115,7 +115,6 @@ class _Window:
         return (value, f"{rule.watched} {what}{value:.4g}{times}{over}, {crossed}"), True
 
     def _said(self) -> Breach | None:
-        """Return what a function says of the window."""
         name = self.rule.function or ""
         try:
             found = call_within(self._called, FUNCTION_SECONDS, name)
@@ -127,7 +126,6 @@ class _Window:
         return (math.nan, f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}") if found else None
 
     def _called(self) -> object:
-        """Import a function, if that is still to be done, and call it."""
         if self.function is None:
             module, _, attribute = (self.rule.function or "").partition(":")
             self.function = getattr(importlib.import_module(module), attribute)
