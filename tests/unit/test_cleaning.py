@@ -14,7 +14,6 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.run.cleaning import clean, used_checkpoints
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from tests.support.locks import held_by_another
@@ -129,15 +128,6 @@ def test_a_checkpoint_that_another_run_begins_with_is_left_alone(tmp_path: Path,
     for chosen in (clean(tmp_path, ["checkpoints"]), clean(run_dir.path, ["checkpoints"])):
         assert chosen.items == ()
         assert f"{policy.parent}: {other.path} begins with it" in chosen.skipped[0]
-
-
-def test_checkpoints_that_a_cut_has_set_aside_can_go(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "run")
-    run_dir.journal_file.write_bytes(b"".join(run_dir.journal_file.read_bytes().splitlines(keepends=True)[:15]))
-    cut(run_dir, find_intact(run_dir))
-    aside = [("leftovers", "damaged_step_000020"), ("leftovers", "damaged_step_000030")]
-    assert names(clean(tmp_path, remove_them=True).items) == sorted([*aside, *LEFT])
-    assert (run_dir.checkpoints / "step_000010").exists()
 
 
 def test_the_command_lists_and_removes_only_when_told_to(

@@ -1,6 +1,5 @@
 """What a record vouches for is on the disk before the record, contents and names; what is damaged even so is made again."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -74,42 +73,13 @@ def test_content_and_name_of_what_is_relied_on_are_flushed(
     assert disk.is_flushed(file)
 
 
-@pytest.fixture
-def trained(tiny_run: Any) -> RunDir:
-    """A run of three steps with both evaluations and all its tables."""
-    run_dir: RunDir = tiny_run()
+def test_an_evaluation_whose_completions_are_gone_is_not_done_and_reports_are_made_without_it(tiny_run: Any) -> None:
+    run_dir = tiny_run()
     evaluate(run_dir)
-    journal = Journal(run_dir.journal_file)
-    journal.append("start", 0, {})
-    for step in range(1, 4):
-        journal.append("step", step, {"metrics": {}})
-    journal.close()
-    run_dir.completions.mkdir()
-    for step in range(1, 4):
-        table().to_parquet(run_dir.completions_file(step))
-    checkpoint = run_dir.checkpoints / "step_000003"
-    checkpoint.mkdir(parents=True)
-    names = ("step", "optimizer_step", "prompts", "tokens", "sync_count", "last_sync_step")
-    (checkpoint / "state.json").write_text(json.dumps(dict.fromkeys(names, 0) | {"step": 3}))
-    (checkpoint / "manifest.json").write_text("{}")
     evaluate(run_dir, "final", 3)
-    return run_dir
-
-
-def history(run_dir: RunDir) -> Any:
-    from grpo_core.run.integrity import check_run
-
-    return check_run(run_dir).history
-
-
-def test_an_evaluation_whose_completions_are_gone_is_not_done_and_reports_are_made_without_it(trained: RunDir) -> None:
-    file = table_file(trained, "base")
-    assert is_evaluated(trained, "base", 0)
-    assert compare_evaluations(trained) is not None
-    file.unlink()
-    assert facts_file(trained, "base").exists()
-    assert not is_evaluated(trained, "base", 0)
-    assert is_evaluated(trained, "final", 0)
-    assert compare_evaluations(trained) is None
-    evaluate(trained)
-    assert is_evaluated(trained, "base", 0)
+    assert is_evaluated(run_dir, "base", 0)
+    assert compare_evaluations(run_dir) is not None
+    table_file(run_dir, "base").unlink()
+    assert facts_file(run_dir, "base").exists()
+    assert not is_evaluated(run_dir, "base", 0)
+    assert compare_evaluations(run_dir) is None
