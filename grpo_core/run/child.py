@@ -20,7 +20,7 @@ import psutil
 from grpo_core.config import RunConfig
 from grpo_core.config.code import code_in
 from grpo_core.config.presets import find_config
-from grpo_core.errors import TrainingError
+from grpo_core.errors import TrainingError, raised_as
 from grpo_core.machine.disk import append_private, write_whole
 from grpo_core.machine.gpus import held_slot
 from grpo_core.machine.jsonfile import read_json
@@ -185,6 +185,9 @@ def _start(
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         state_file: where its process id is written.
         import_from: more folders in which it finds modules.
+
+    Raises:
+        TrainingError: it cannot be started.
     """
     environment = {
         **REUSED_MEMORY,
@@ -197,7 +200,10 @@ def _start(
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
     }
-    with append_private(log_file) as log:
+    with (
+        append_private(log_file) as log,
+        raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
+    ):
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
