@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,19 +203,21 @@ def check_start(
     if shutil.which(program) is None:
         return Preflight(faults=(f"training.python: {program!r} is no program that can be run",), warnings=())
     source, of_model, disk = config.model.source, list[str](), list[str]()
-    own = [] if config.training.device != "cuda" or gpu_memory() is not None else [NO_GPU]
-    own += _server_faults(config) if is_tracked else ()
-    with _refusals(own):
-        require_sampler([config])
     with _refusals(of_model):
         require_model(source)
         if config.data.chat_template and lacks_chat_template(source):
             raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
-    outline = None if of_model else _outline(config, of_model)
-    with _refusals(disk):
-        _require_disk_of(config, run_path)
     seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
-    found = _look("data", config, folders, seconds)
+    with ThreadPoolExecutor() as beside:
+        of_data = beside.submit(_look, "data", config, folders, seconds)
+        outlined = None if of_model else beside.submit(_outline, config, of_model)
+        own = [] if config.training.device != "cuda" or gpu_memory() is not None else [NO_GPU]
+        own += _server_faults(config) if is_tracked else ()
+        with _refusals(own):
+            require_sampler([config])
+        with _refusals(disk):
+            _require_disk_of(config, run_path)
+    found, outline = of_data.result(), None if outlined is None else outlined.result()
     shape = shape_for(config, outline)
     fit = None if shape is None else fit_of(config, shape)
     model = outline or shape

@@ -37,6 +37,8 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
+UNUSED = ("scipy", "sklearn")
+"""Packages that transformers imports where they are installed, for losses that no language model has: a third of a second."""
 Line = tuple[str, Any]
 """Kind and content."""
 
@@ -47,6 +49,8 @@ def look_at_model(config: RunConfig) -> Iterator[Line]:
     Raises:
         GrpoError: it cannot be loaded.
     """
+    if not config.model.trust_remote_code:  # which may need them
+        sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None = there is no such module
     from grpo_core.policy.loading import check_folder
 
     yield "doing", f"model.source {config.model.source}"
