@@ -17,7 +17,7 @@ from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.lora.adapted import with_adapter
 from grpo_core.policy.policy import Policy
 from grpo_core.run.memory import logps_bytes, rollout_bytes, update_bytes
-from grpo_core.run.model_shape import ModelShape
+from grpo_core.run.sizes import ModelShape
 from grpo_core.types import Prompt
 
 

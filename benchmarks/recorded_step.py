@@ -23,7 +23,7 @@ from grpo_core.policy.opening import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import checkpoint_name, stored_initial
 from grpo_core.run.folder import RunDir
-from grpo_core.run.start_weights import config_here, find_model
+from grpo_core.run.provenance import config_here, find_model
 from grpo_core.types import Prompt
 
 Arrays = dict[str, np.ndarray]

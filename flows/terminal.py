@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_core.machine.output import ignore_broken_pipe
+from grpo_core.machine.process import ignore_broken_pipe
 from grpo_core.run.journal import finite
 from grpo_core.text import for_terminal, redact_uri, visible
 

@@ -25,7 +25,6 @@ password of an address, nor a character that a terminal would obey.
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -164,17 +163,6 @@ def few_names(names: Iterable[str | int], most: int) -> str:
     return ", ".join(map(name_of, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def ranges(steps: Sequence[int]) -> str:
-    """Return steps in one line, those that follow each other as a range.
-
-    >>> ranges([3]), ranges([1, 2, 3, 7, 9, 10])
-    ('step 3', 'steps 1-3, 7, 9-10')
-    """
-    groups = [[entry for _, entry in group] for _, group in itertools.groupby(enumerate(steps), lambda pair: pair[1] - pair[0])]
-    named = ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
-    return f"step{'s' if len(steps) > 1 else ''} {named}"
-
-
 @contextlib.contextmanager
 def raised_as(kind: type[GrpoError], message: str, *caught: type[Exception]) -> Iterator[None]:
     """Raise the errors that are caught inside as one of ours, which says in place of `{cause}` what was wrong.
@@ -189,8 +177,7 @@ def raised_as(kind: type[GrpoError], message: str, *caught: type[Exception]) -> 
     except caught as error:
         if isinstance(error, GrpoError):
             raise
-        reason = isinstance(error, OSError) and error.strerror
-        raise kind(message.replace("{cause}", reason or cause(error))) from error
+        raise kind(message.replace("{cause}", getattr(error, "strerror", None) or cause(error))) from error
 
 
 def cause(error: BaseException, most: int = 300) -> str:

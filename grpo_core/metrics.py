@@ -7,12 +7,9 @@ Adding one: an entry below, the figure in `training/measure.py` (or where the ev
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
-
-from grpo_core.errors import JournalError
 
 When = Literal["step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 _KL, _AS_FULL = "sum_v pi (log pi - log pi_0)", "as kl/probe/full_init"
@@ -274,19 +271,3 @@ _PATTERNS = tuple(
 def find_metric(key: str) -> Metric | None:
     """Return the registry entry of a concrete key, or None."""
     return next((metric for pattern, metric in _PATTERNS if pattern.fullmatch(key)), None)
-
-
-def is_registered(key: str) -> bool:
-    """Return whether a concrete key is in the registry."""
-    return find_metric(key) is not None
-
-
-def check_registered(keys: Iterable[str]) -> None:
-    """Refuse keys that are not in the registry.
-
-    Raises:
-        JournalError: names them.
-    """
-    unknown = sorted(key for key in keys if not is_registered(key))
-    if unknown:
-        raise JournalError(f"metric keys not in the registry (grpo_core/metrics.py): {', '.join(unknown)}")

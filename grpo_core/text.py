@@ -10,7 +10,6 @@ environment": an address in which it stands is no secret.
 
 import os
 import re
-import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote, unquote
@@ -91,23 +90,6 @@ def for_terminal(text: str) -> str:
     return "\n".join(map(visible, redact_uri(text).split("\n")))
 
 
-def shell_word(text: str) -> str:
-    r"""Return a text as one word for a shell, in which every character can be seen; where some could not, bash's and zsh's $''.
-
-    >>> print(shell_word("runs/one"), shell_word("my runs"), shell_word("it's\nβ"))
-    runs/one 'my runs' $'it\'s\x0aβ'
-    """
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(map(_in_shell, text)) + "'"
-
-
-def _in_shell(character: str) -> str:
-    if character.isprintable():
-        return f"\\{character}" if character in "\\'" else character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
-
-
 def _shown(character: str) -> str:
     category = unicodedata.category(character)
     acts = category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in JOINERS)
@@ -123,8 +105,11 @@ def for_markdown(text: str) -> str:
     >>> print(for_markdown("<b> | [x](http://evil/x) *a_b* `c`"))
     &lt;b> \| \[x\](`http://evil/x)` \*a_b\* \`c\`
     """
-    pieces = enumerate(_LINK.split(visible(redact_uri(text)).strip(" ")))
-    return _BLOCK_START.sub(r"\1\\", "".join(for_code(piece) if index % 2 else _escaped(piece) for index, piece in pieces))
+    pieces = list[str]()
+    for index, piece in enumerate(_LINK.split(visible(redact_uri(text)).strip(" "))):
+        escaped = "".join(_ENTITIES.get(character, character) for character in _MARKUP.sub(r"\\\g<0>", piece))
+        pieces.append(for_code(piece) if index % 2 else escaped)
+    return _BLOCK_START.sub(r"\1\\", "".join(pieces))
 
 
 def for_code(text: str, *, in_table: bool = False) -> str:
@@ -164,10 +149,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, *([cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows)]
     first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([first, "|---" * len(head) + "|", *others])
-
-
-def _escaped(text: str) -> str:
-    return "".join(_ENTITIES.get(character, character) for character in _MARKUP.sub(lambda found: "\\" + found[0], text))
 
 
 # Passwords

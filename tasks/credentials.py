@@ -8,7 +8,7 @@ import os
 from urllib.parse import unquote, urlsplit
 
 from grpo_core.errors import ConfigError, TrackingError
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.text import HIDDEN, kept_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"

@@ -16,7 +16,7 @@ from grpo_core.config.derived import Code, code_in, is_allowed
 from grpo_core.config.limits import SERVER_VARIABLE
 from grpo_core.config.origin import FOLDERS, find_sweep
 from grpo_core.errors import ConfigError, listed, shown
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, allowed_roots
 from grpo_core.sweep.plan import Plan, load_sweep
 from grpo_core.sweep.schema import STUDY_VARIABLE

@@ -22,7 +22,7 @@ def clean(
     from grpo_core.errors import name_of
     from grpo_core.run.cleaning import KINDS
     from grpo_core.run.cleaning import clean as find_removable
-    from grpo_core.run.disk_need import shown_bytes
+    from grpo_core.run.sizes import shown_bytes
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"{name_of(str(folder), 300)}: is no folder; give the folder of runs, or of one run or sweep")

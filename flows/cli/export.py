@@ -10,7 +10,7 @@ from flows.stack.servers import TrackingUri, track_at
 from flows.terminal import AsJson, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
-from grpo_core.machine.collector import gc_paused
+from grpo_core.machine.process import gc_paused
 
 
 def export(

@@ -18,8 +18,8 @@ from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
-    from grpo_core.run.adapter_check import AdapterSummary
     from grpo_core.run.memory import Fit
+    from grpo_core.run.preflight import AdapterSummary
     from grpo_core.sweep.status import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")
@@ -39,7 +39,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     Data, model, reward functions and disk are those of this machine, and are not looked at with --device-memory.
     """
     from grpo_core.rewards.base import reward_notes
-    from grpo_core.run.imports import import_folders
+    from grpo_core.run.child import import_folders
     from grpo_core.run.preflight import check_elsewhere, check_start, slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
@@ -218,7 +218,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _cells(entry: "Listed") -> tuple[str, ...]:
-    from grpo_core.run.disk_need import shown_bytes
+    from grpo_core.run.sizes import shown_bytes
     from grpo_core.text import visible
 
     done = "" if entry.fault is not None or not entry.total else f"{entry.done}/{entry.total}"

@@ -13,10 +13,9 @@ from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, ec
 from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, raised_as
-from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_whole
-from grpo_core.run.folder import RunDir
-from grpo_core.run.pass_sizes import sizes_to_lower
+from grpo_core.machine.process import gc_paused
+from grpo_core.run.folder import RunDir, sizes_to_lower
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
@@ -66,7 +65,7 @@ def train(
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
-    from grpo_core.run.imports import import_folders
+    from grpo_core.run.child import import_folders
     from grpo_core.run.preflight import require_start
 
     resolved = load(config, values)  # refused before anything is made or started

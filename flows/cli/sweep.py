@@ -11,7 +11,7 @@ from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, messages_to_stderr
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
-from grpo_core.machine.collector import gc_paused
+from grpo_core.machine.process import gc_paused
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -65,7 +65,7 @@ def sweep(
 
 def _require_runs(plan: Plan) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
-    from grpo_core.run.imports import import_folders
+    from grpo_core.run.child import import_folders
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":

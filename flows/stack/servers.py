@@ -17,8 +17,8 @@ from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import StackError, raised_as
-from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_private
+from grpo_core.machine.process import gc_paused
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
 from tasks.credentials import is_same_address, use_address
 from tasks.process.context import prefect_is_embedded

@@ -36,10 +36,9 @@ from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import paired_difference
 from grpo_core.metrics import LAST_STEPS, find_metric
-from grpo_core.run.comparison import FigureDifference, differences, shared_records
-from grpo_core.run.curves import CURVE_KINDS
+from grpo_core.run.curves import CURVE_KINDS, read_table
 from grpo_core.run.journal import now
-from grpo_core.run.tables import read_table
+from grpo_core.run.reproduction import FigureDifference, differences, shared_records
 from grpo_core.sweep.display import kl_lines
 from grpo_core.sweep.statistics.paired import holm, paired_estimate
 

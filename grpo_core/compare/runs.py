@@ -12,7 +12,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
 from grpo_core.run.curves import RunCurves
-from grpo_core.run.flow_folder import read_marker
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.opened import Run
 from grpo_core.sweep.display import KNOB_NAMES, arm_name, cut, level_name
 from grpo_core.sweep.folder import SweepDir
@@ -102,7 +102,7 @@ def open_runs(sources: Sequence[Source]) -> tuple[list[ComparedRun], dict[str, s
     for source in sources:
         try:
             run = Run(source.path)
-            marker = read_marker(run.path)
+            marker = FlowDir(run.path).marker()
             if marker is not None and marker.kind == "evaluation":
                 raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
             opened.append(ComparedRun(source=source, run=run, curves=run.curves()))

@@ -26,7 +26,7 @@ from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
 from grpo_core.config.schema import RunConfig, VllmConfig
-from grpo_core.metrics import find_metric, is_registered
+from grpo_core.metrics import find_metric
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_VARIABLE = "GRPO_VLLM_URL"
@@ -275,7 +275,7 @@ def _bound(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             f"{key}: {rule.bound} s is shorter than most steps take; a healthy run would be reported as stalled",
         ),
         error_if(
-            traits.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
+            traits.takes_bound and rule.watched is not None and find_metric(rule.watched) and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",
         ),
         warning_if(

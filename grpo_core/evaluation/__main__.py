@@ -10,12 +10,11 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.lifeline import exit_with_lifeline
-from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
-from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.start_weights import config_here, find_model
+from grpo_core.machine.process import gc_paused
+from grpo_core.run.child import import_as_at_start
+from grpo_core.run.folder import RunDir, batch_limits
+from grpo_core.run.provenance import config_here, find_model
 
 
 def main(arguments: list[str] | None = None) -> int:

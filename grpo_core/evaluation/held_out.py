@@ -27,11 +27,9 @@ from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.child import read_process_state
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.journal import last_event, read_journal, read_records
-from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.provenance import installed_versions
-from grpo_core.run.start_weights import config_here, start_weights
+from grpo_core.run.provenance import config_here, installed_versions, policy_digest, start_weights
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +122,7 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
         return False
     if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
         return False  # its record was cut off: whatever is read of the run later has to find it
-    from grpo_core.run.tables import read_table  # it loads pandas
+    from grpo_core.run.curves import read_table  # it loads pandas
 
     return read_table(table_file(run_dir, policy)) is not None
 
@@ -169,7 +167,7 @@ def evaluation_identity(run_dir: RunDir, set_name: str, step: int, digest: Calla
         {
             "set": (set_name, step),
             "prompts": read_manifest(run_dir.data).eval_sha256,
-            "weights": start_weights(config, folder, digest).policy,
+            "weights": policy_digest(start_weights(config, folder, digest)),
             "model": tokenizer_digest(folder),
             "settings": _settings(config, verifier),
             "code": files_digest(sorted(PACKAGE.rglob("*.py"))),

@@ -12,7 +12,7 @@ from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.start_weights import config_here
+from grpo_core.run.provenance import config_here
 
 POLICY_FOLDER = "policy"
 

@@ -15,9 +15,10 @@ from grpo_core.evaluation.statistics import Estimate
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
 from grpo_core.metrics import LAST_STEPS
+from grpo_core.policy.lora.targets import START
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
-from grpo_core.run.start_weights import start_of
+from grpo_core.run.provenance import sources_of
 from grpo_core.run.summary import compare_evaluations
 from grpo_core.text import for_code, for_markdown, markdown_table
 
@@ -300,7 +301,7 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _digests(plan: ExportPlan, facts: Mapping[str, Any]) -> list[str]:
-    config, start = plan.config, start_of(plan.config)
+    config, start = plan.config, sources_of(plan.config).get(START)
     began_with = [] if start is None else [f"- begun with the adapter {_named(start)} {_digest(facts, 'adapter_digest')}"]
     return [
         f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {_digest(facts, 'data_digest')}",

@@ -8,7 +8,7 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, ModelError, few_names
 from grpo_core.policy.saved import TrainingState, checkpoint_name, list_checkpoints, read_state, step_of
 from grpo_core.run.folder import RunDir
-from grpo_core.run.start_weights import config_here
+from grpo_core.run.provenance import config_here
 
 Form = Literal["adapter", "merged"]
 Dtype = Literal["float32", "bfloat16"]

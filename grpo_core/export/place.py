@@ -14,7 +14,7 @@ from grpo_core.errors import FolderError, few_names, raised_as
 from grpo_core.machine.disk import exchange, flush, flush_all, remove, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import lock_holder, try_lock
-from grpo_core.run.flow_folder import MARKER_FILE, Kind, read_marker, refuse_special_place, write_marker
+from grpo_core.run.flow_folder import MARKER_FILE, FlowDir, Kind, refuse_special_place, write_marker
 
 KIND: Kind = "export"
 MANIFEST_FILE = "grpo_export.json"
@@ -70,7 +70,7 @@ def refuse_other(place: Path) -> None:
         FolderError: names what it holds.
     """
     _require_ours(place)
-    if read_marker(place) is not None and (changed := changed_files(place)):
+    if FlowDir(place).marker() is not None and (changed := changed_files(place)):
         raise FolderError(
             f"export folder {place}: is an earlier export that was changed since ({few_names(changed, SHOWN_FILES)}). {OTHER}"
         )
@@ -79,7 +79,7 @@ def refuse_other(place: Path) -> None:
 def _require_ours(folder: Path) -> None:
     if not folder.exists():
         return
-    marker = read_marker(folder)
+    marker = FlowDir(folder).marker()
     if marker is None and (names := sorted(path.name for path in folder.iterdir())):
         raise FolderError(f"export folder {folder}: is no export; it holds {few_names(names, SHOWN_FILES)}. {OTHER}")
     if marker is not None and marker.kind != KIND:

@@ -18,7 +18,7 @@ from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
 from grpo_core.policy.sources.find import folder_of, model_here
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.start_weights import BASE, find_model, other_weights, weights_here
+from grpo_core.run.provenance import BASE, find_model, other_weights, weights_here
 
 FORMAT = 1
 """Of the manifest."""

@@ -9,12 +9,14 @@ import contextlib
 import ctypes
 import errno
 import hashlib
-import itertools
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from safetensors import SafetensorError, safe_open
 
 from grpo_core.errors import DiskFullError
 
@@ -86,7 +88,6 @@ def durable(path: Path) -> Iterator[Path]:
         OSError: it cannot be flushed or renamed.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    remove(partial)
     try:
         yield partial
         flush(partial)
@@ -147,25 +148,6 @@ def append_private(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "ab")
 
 
-def close_to_others(path: Path) -> None:
-    """Take the rights of everybody but its owner from a file, if it is there and ours."""
-    if path.is_file():
-        path.chmod(FILE_MODE)
-
-
-def read_regular(path: Path, offset: int = 0) -> bytes:
-    """Return the content of a file from an offset on. A pipe or device is refused: reading it might never end.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read()
-
-
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits.
 
@@ -220,17 +202,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def free_name(path: Path) -> Path:
-    """Return `path`, or where that is taken, with the first number that is free."""
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
-    return path if not path.exists() else next(name for name in names if not name.exists())
-
-
-def free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
-    there = next(place for place in (path, *path.resolve().parents) if place.exists())
-    facts = os.statvfs(there)
-    return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
+def free_bytes(path: Path) -> int:
+    """Return the bytes that this user can still write where `path` is, or would be."""
+    return shutil.disk_usage(next(place for place in (path, *path.resolve().parents) if place.exists())).free
 
 
 def folder_bytes(folder: Path) -> int:
@@ -240,3 +214,43 @@ def folder_bytes(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.lstat().st_size
     return total
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of a `sqlite:` address, None for any other address, a broken one, and a database in memory."""
+    if not uri.lower().startswith("sqlite"):
+        return None
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        name = make_url(uri).database
+    except ArgumentError:
+        return None
+    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name).absolute()
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file."""
+
+    dtype: str
+    """By the name that the format has for it, such as F32 or BF16."""
+    shape: tuple[int, ...]
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return {name: tensor} of a safetensors file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no safetensors file, or one that is cut off.
+    """
+    try:
+        with safe_open(file, framework="np") as tensors:  # "pt" would reserve memory for all of them
+            parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  (it is no dict)
+            return {name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file.name}: {error}; copy or download it again (`git lfs pull` replaces a pointer by its file)"
+        ) from error

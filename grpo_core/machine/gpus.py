@@ -35,18 +35,14 @@ def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: N
     Args:
         wait: called between two attempts while every slot is taken; what it raises ends the waiting.
         say: takes a line that names the holders, when the wait begins.
-
-    Raises:
-        DeviceError: the folder of the slots cannot be used.
     """
     count, folder = slot_count(), os.environ.get(FOLDER_VARIABLE)
     if not count or not folder:
         yield ()
         return
     with contextlib.ExitStack() as opened:
-        with raised_as(DeviceError, f"{FOLDER_VARIABLE}={folder}: the slots cannot be used ({{cause}})", OSError):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            slots = [opened.enter_context(open_lock(Path(folder) / f"slot-{index}")) for index in range(count)]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        slots = [opened.enter_context(open_lock(Path(folder) / f"slot-{index}")) for index in range(count)]
         found = next(filter(try_lock, slots), None)
         if found is None:
             say(f"waiting for one of {count} slot(s), held by {', '.join(map(holder_of, slots))}")
@@ -93,8 +89,7 @@ def gpu_memory() -> int | None:
             return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(seen[0])).total)
         for index in range(pynvml.nvmlDeviceGetCount()):  # in the order of the PCI bus, as nvidia-smi counts them
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
+            if seen is None or str(index) in seen or pynvml.nvmlDeviceGetUUID(handle).startswith(tuple(filter(None, seen))):
                 found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     return min(found, default=None)
 

@@ -80,7 +80,6 @@ def has_bfloat16_kernels(cpuinfo: Path = CPUINFO) -> bool:
 
 
 def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
-    """Return what is known of the first CPU."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     return {
         name.strip(): value.strip()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_core.errors import name_of, shown
-from grpo_core.machine.disk import read_regular, write_private, write_whole
+from grpo_core.machine.disk import write_private, write_whole
 
 T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -25,21 +25,9 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON.
     """
-    return parse_json(read_regular(path))
-
-
-def parse_json(content: bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises:
-        ValueError: it is not JSON, or nested too deeply.
-    """
-    try:
-        return json.loads(content)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return json.loads(path.read_bytes())
 
 
 def jsonable(value: Any) -> Any:
@@ -88,7 +76,7 @@ def read_lines(path: Path) -> list[bytes]:
     Raises:
         OSError: it cannot be read.
     """
-    return read_regular(path).split(b"\n")[:-1] if path.exists() else []
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def build(kind: type[T], fields: Any) -> T:
@@ -100,11 +88,8 @@ def build(kind: type[T], fields: Any) -> T:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields))
     except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return what pydantic refused first: field, fault and value, in one line."""
-    fault = error.errors()[0]
-    name, value = ".".join(map(name_of, fault["loc"])), "" if fault["type"] == "missing" else f", got {shown(fault['input'])}"
-    return f"{name or 'it'}: {FAULTS.get(fault['type'], fault['msg'].lower().removeprefix('value error, '))}{value}"
+        fault = error.errors()[0]
+        name, is_missing = ".".join(map(name_of, fault["loc"])), fault["type"] == "missing"
+        what = FAULTS.get(fault["type"], fault["msg"].lower().removeprefix("value error, "))
+        got = "" if is_missing else f", got {shown(fault['input'])}"
+        raise ValueError(f"{name or 'it'}: {what}{got}") from error

@@ -59,16 +59,6 @@ def _pause() -> None:
     time.sleep(LOOKING_SECONDS / 10)
 
 
-def _lock_within(file: IO[bytes], seconds: float, wait: Callable[[], None] = _pause) -> bool:
-    """Lock an open file as soon as that is possible, and return whether it was within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not try_lock(file):
-        if time.monotonic() > deadline:
-            return False
-        wait()
-    return True
-
-
 def lock_holder(path: Path) -> str | None:
     """Return who holds the lock of a file now (`process 4711`), None if nobody does or there is no such file."""
     if not path.is_file():
@@ -96,9 +86,12 @@ def locked_soon(file: IO[bytes], kind: type[GrpoError], refusal: str) -> IO[byte
         kind: of the error that is raised then.
         refusal: its message, with `{holder}` in place of who holds the lock.
     """
-    if not _lock_within(file, LOOKING_SECONDS):
-        with file:
-            raise kind(refusal.replace("{holder}", holder_of(file)))
+    deadline = time.monotonic() + LOOKING_SECONDS
+    while not try_lock(file):
+        if time.monotonic() > deadline:
+            with file:
+                raise kind(refusal.replace("{holder}", holder_of(file)))
+        _pause()
     return file
 
 
@@ -110,8 +103,8 @@ def waited_lock(
     wait: Callable[[], None] = _pause,
     patience: float = float("inf"),
     say: Callable[[str], None] = logger.warning,
-) -> Iterator[IO[bytes]]:
-    """Hold the lock of a file, made where there is none, while inside; wait until whoever holds it is done; yield the file.
+) -> Iterator[None]:
+    """Hold the lock of a file, made where there is none, while inside; wait until whoever holds it is done.
 
     Args:
         path: the file; it stays, since removing it would take the lock from those who wait.
@@ -124,15 +117,20 @@ def waited_lock(
         BusyError: somebody else holds it for longer than `patience`; names the holder.
         OSError: the file cannot be opened.
     """
+    began, is_said = time.monotonic(), False
     with open_lock(path) as file:
-        if not _lock_within(file, min(NOTICE_SECONDS, patience), wait):
-            say(f"waiting for {holder_of(file)}, which {purpose}")
-            if not _lock_within(file, patience - NOTICE_SECONDS, wait):
+        while not try_lock(file):
+            waited = time.monotonic() - began
+            if waited > patience:
                 raise BusyError(
                     f"{path}: {holder_of(file)}, which {purpose}, has held this lock for more than {patience:.0f} s; "
                     "wait for it, or end it if it hangs, and try again"
                 )
-        yield file
+            if waited > NOTICE_SECONDS and not is_said:
+                say(f"waiting for {holder_of(file)}, which {purpose}")
+                is_said = True
+            wait()
+        yield
 
 
 @contextlib.contextmanager
@@ -155,5 +153,5 @@ def one_at_a_time(
         except BusyError as error:
             say(f"not waiting any longer: {error}")
         except OSError as error:
-            logger.info("nobody else is kept from what %s: %s", purpose, cause(error))
+            say(f"nobody else is kept from what {purpose}: {cause(error)}")
         yield

@@ -26,7 +26,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import str_to_torch_dtype
 
 from grpo_core.errors import ModelError, few_names, raised_as
-from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.machine.disk import stored_tensors
 from grpo_core.policy.forward import backbone, completion_hidden, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.outline import Outline

@@ -7,24 +7,26 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from grpo_core.errors import TrainingError
+from grpo_core.config import RunConfig
+from grpo_core.config.derived import code_in
+from grpo_core.config.origin import find_config
+from grpo_core.errors import TrainingError, raised_as
 from grpo_core.machine.disk import append_private, write_whole
 from grpo_core.machine.gpus import held_slot
-from grpo_core.machine.jsonfile import STORED, build, read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
+from grpo_core.run.folder import RunDir
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -43,20 +45,19 @@ the system one by one: in the heap, small results between them would keep it fro
 """
 
 
-@dataclass(frozen=True, kw_only=True, config=STORED)
+@dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What the state file of a process holds."""
+    """What the state file of a process holds: its id, None if it was never started, and its exit code, None while it runs.
 
-    pid: Annotated[int, Field(gt=0)] | None
-    """None for a process that could not be started."""
+    Nobody waits for the exit code of a process that was `left` to its end.
+    """
+
+    pid: int | None
     returncode: int | None
-    """None while it runs."""
     left: bool = False
-    """Whether it was left to its end: nobody waits for its exit code."""
 
 
 NOT_YET = ProcessState(pid=None, returncode=None)
-"""Before it has started."""
 
 
 def run_watched(
@@ -199,29 +200,26 @@ def _start(
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
     }
-    try:
-        with append_private(log_file) as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-    except OSError as error:
-        # Whoever waits for its end need not wait.
-        write_process_state(state_file, ProcessState(pid=None, returncode=NOT_STARTED))
-        raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
+    with (
+        append_private(log_file) as log,
+        raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
+    ):
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
     write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
     return child
 
 
 def interpreter(python: str | None) -> str:
     """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
-    program = python or sys.executable
-    return os.path.expanduser(program)  # noqa: PTH111  (./python keeps its ./)
+    return os.path.expanduser(python or sys.executable)  # noqa: PTH111  (./python keeps its ./)
 
 
 def python_path(*folders: str) -> str:
@@ -230,8 +228,8 @@ def python_path(*folders: str) -> str:
     Args:
         folders: others in which it finds modules.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(part for part in (root, *folders, os.environ.get("PYTHONPATH")) if part)
+    parts = (str(Path(__file__).resolve().parents[2]), *folders, os.environ.get("PYTHONPATH"))
+    return os.pathsep.join(filter(None, parts))
 
 
 def last_words(module: str, returncode: int, log_file: Path) -> str:
@@ -240,8 +238,7 @@ def last_words(module: str, returncode: int, log_file: Path) -> str:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     if call := call_that_ended_process(lines):
-        fault = "it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it"
-        return f"{call}: {fault}; {log_file} has the line"
+        return f"{call}: it did not return within its bound (rewards[].cpu_seconds); {log_file} has the line"
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
 
 
@@ -265,11 +262,8 @@ def write_process_state(file: Path | None, state: ProcessState) -> None:
 
 
 def read_process_state(file: Path) -> ProcessState:
-    """Return the state of a process; NOT_YET where there is no file of it, or something else."""
-    try:
-        return build(ProcessState, read_json(file))
-    except (OSError, ValueError):
-        return NOT_YET
+    """Return the state of a process; NOT_YET where there is no file of it."""
+    return ProcessState(**read_json(file)) if file.exists() else NOT_YET
 
 
 def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
@@ -309,3 +303,40 @@ def process_runs(state_file: Path) -> bool:
     """Return whether the process of `state_file` is there now, also where its end was not noted: its flow was killed."""
     state = read_process_state(state_file)
     return state.returncode is None and state.pid is not None and psutil.pid_exists(state.pid)
+
+
+FOLDERS_VARIABLE = "GRPO_IMPORT_FROM"
+"""More folders, separated as in PATH; a sweep sets it for its runs, whose configuration is a copy in the sweep's folder."""
+
+
+def import_folders(config: RunConfig, source: Path | str | None = None) -> tuple[str, ...]:
+    """Return the folders from which a run that starts here imports its reward functions; none where all are built in.
+
+    Args:
+        config: of the run.
+        source: its configuration's file, or the name of a preset; None = it comes from no file.
+    """
+    if not any(code.module is not None for code in code_in(config)):
+        return ()
+    beside = "" if source is None else str(find_config(source).parent)
+    found = (".", beside, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep))
+    return tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in found if folder))
+
+
+def import_from(folders: Iterable[str]) -> None:
+    """Let this process find modules in some folders, behind all others."""
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+def import_as_at_start(run_dir: RunDir) -> None:
+    """Let this process find the modules of a run's reward functions where the run found them when it started.
+
+    Raises:
+        JournalError: origin.json was changed into something else.
+    """
+    import_from(run_dir.read_origin().import_from)
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Return whether a folder belongs to this user or root and others cannot put a module into it."""
+    return folder.is_dir() and folder.stat().st_uid in (0, os.getuid()) and not folder.stat().st_mode & stat.S_IWOTH

@@ -9,16 +9,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_core.errors import FolderError, GrpoError, cause
+from grpo_core.errors import GrpoError, cause
 from grpo_core.machine.disk import PARTIAL, folder_bytes, remove
-from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder
 from grpo_core.policy.saved import ASIDE, MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_journal
+from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import last_event
-from grpo_core.run.start_weights import start_places
+from grpo_core.run.provenance import config_here, sources_of
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
@@ -56,13 +55,14 @@ def clean(
         remove_them: whether it is removed, under the lock of each run.
     """
     chosen = [RunDir(path) for path in runs] or list(_run_dirs(folder))
-    used = {**_used_in(folder), **{path: user for run_dir in chosen for path, user in used_checkpoints(run_dir).items()}}
     items, skipped = list[Item](), list[str]()
     for run_dir in chosen:
+        if holder := lock_holder(run_dir.journal_file):
+            skipped.append(f"run dir {run_dir.path}: {holder} works on this run")
+            continue
         try:
-            if holder := lock_holder(run_dir.journal_file):
-                raise FolderError(f"run dir {run_dir.path}: {holder} works on this run")
             with run_dir.locked():
+                used = used_checkpoints(run_dir)
                 for kind, path in [item for item in _items(run_dir) if item[0] in kinds]:
                     if user := used.get(path.resolve()):
                         skipped.append(f"{path}: {user} begins with it and cannot be reproduced without it")
@@ -71,18 +71,18 @@ def clean(
                     if remove_them:
                         (path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves is no whole checkpoint
                         remove(path)
-        except (GrpoError, OSError) as error:
+        except GrpoError as error:
             skipped.append(cause(error))
     return Removable(items=tuple(items), skipped=tuple(skipped))
 
 
 def _run_dirs(folder: Path) -> Iterator[RunDir]:
     """Yield the folders of runs: this one, or those in it, and the runs of each sweep."""
-    marker = RunDir(folder).marker()
-    if marker is not None and marker.kind in RunDir.kinds:
+    kind = RunDir(folder).kind
+    if kind in RunDir.kinds:
         yield RunDir(folder)
         return
-    inside = folder / "runs" if marker is not None else folder
+    inside = folder if kind is None else folder / "runs"
     for path in sorted(inside.iterdir()) if inside.is_dir() else ():
         if not path.is_symlink() and (path / MARKER_FILE).is_file():
             yield from _run_dirs(path)
@@ -93,19 +93,11 @@ def _items(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
     partial = (path for path in run_dir.path.rglob(f".*{PARTIAL}") if not path.is_relative_to(checkpoints))
     for path in (*list_leftovers(checkpoints), *checkpoints.glob(f"{ASIDE}step_*"), *partial):
         yield "leftovers", path
-    best = find_best(checkpoints)
-    for path in list_checkpoints(checkpoints)[:-1] if _has_ended(run_dir) else ():
-        if path != best:
-            yield "checkpoints", path
-
-
-def _has_ended(run_dir: RunDir) -> bool:
-    """Return whether a run needs no checkpoint before the newest; False where that is not sure."""
-    try:
-        last = last_event(check_journal(run_dir).history)
-    except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
-        return False
-    return last is not None and last.kind == "end" and last.data.get("status") in ("finished", "stopped")
+    with contextlib.suppress(GrpoError):  # the repair of a damaged journal, or another run's, may need an earlier checkpoint
+        last = last_event(check_run(run_dir).history)
+        if last is not None and last.kind == "end" and last.data["status"] != "failed":
+            best = find_best(checkpoints)
+            yield from (("checkpoints", path) for path in list_checkpoints(checkpoints)[:-1] if path != best)
 
 
 def used_checkpoints(run_dir: RunDir) -> dict[Path, Path]:
@@ -119,11 +111,10 @@ def _used_in(folder: Path) -> dict[Path, Path]:
     """Return the same of the runs in a folder and in the sweeps there. An evaluation is done with its policy."""
     used = {}
     for file in (*folder.glob("*/config.json"), *folder.glob("*/runs/*/config.json")):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
-            run_dir, model = RunDir(file.parent), read_json(file)["model"]
-            if run_dir.read_origin().preset == "evaluation":
-                continue
-            sources = (model["source"], (model.get("lora") or {}).get("init_from"), *start_places(run_dir).values())
-            for policy in (Path(source).expanduser().resolve() for source in sources if source is not None):
-                used[policy.parent if policy.name == "policy" else policy] = file.parent
+        run_dir = RunDir(file.parent)
+        with contextlib.suppress(GrpoError):
+            is_user = run_dir.kind not in (None, "evaluation")
+            for source in sources_of(config_here(run_dir)).values() if is_user else ():
+                policy = Path(source).expanduser().resolve()
+                used[policy.parent if policy.name == "policy" else policy] = run_dir.path
     return used

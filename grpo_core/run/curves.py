@@ -7,12 +7,14 @@ was measured and no others; a figure that was not finite stays in it as NaN or i
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from grpo_core.run.journal import Record
-from grpo_core.run.tables import sync_table
+from grpo_core.types import SCHEDULE
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -26,14 +28,12 @@ FORGETTING = "kl/probe/forward_init"
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
-    """What one curve shows."""
+    """What one curve shows: a metric of METRICS.md, and the one that is its standard error."""
 
     key: str
-    """The metric of METRICS.md."""
     title: str
     unit: str
     error: str | None = None
-    """The metric that is its standard error."""
 
 
 CURVE_KINDS = {
@@ -71,14 +71,15 @@ CURVE_KINDS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """One metric over steps."""
+    """One metric over steps, which ascend; an evaluation before training is of step 0.
+
+    `low` and `high` are one standard error to each side of a KL, the 95 % interval of an evaluation; None where not known.
+    """
 
     key: str
     steps: Steps
-    """Ascending; of an evaluation before training 0."""
     values: Floats
     low: Floats | None = None
-    """Of a KL: one standard error below; of an evaluation: the lower end of its 95 % interval. None where it is not known."""
     high: Floats | None = None
 
     def __len__(self) -> int:
@@ -93,12 +94,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SyncMarks:
-    """The reference syncs of a run, in their order."""
+    """The reference syncs of a run, in their order: after which step, and the KL to the reference in nats per token."""
 
     steps: Steps
-    """After which each happened."""
     kl_before: Floats
-    """KL to the reference just before, in nats per token."""
     kl_after: Floats
 
     @property
@@ -113,10 +112,9 @@ class SyncMarks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunCurves:
-    """The curves of one run."""
+    """The curves of one run by metric, without those that it never measured, and its syncs."""
 
     curves: Mapping[str, Curve]
-    """By metric; a metric that the run never measured is not in it."""
     syncs: SyncMarks
 
     def get(self, key: str) -> Curve | None:
@@ -130,9 +128,6 @@ def read_curves(records: Sequence[Record], keys: Iterable[str] = tuple(CURVE_KIN
     Args:
         records: its history, as `read_journal` or `Run.records` gives it.
         keys: metrics of METRICS.md.
-
-    Raises:
-        JournalError: the record of a sync lacks a figure.
     """
     found = {key: read_curve(records, key) for key in keys}
     syncs = sync_table(records)
@@ -153,19 +148,50 @@ def read_curve(records: Sequence[Record], key: str) -> Curve:
     found = [measured[step] for step in sorted(measured)]
     steps = np.asarray([record.step for record in found], dtype=np.int64)
     values = np.asarray([record.metrics[key] for record in found], dtype=float)
-    low, high = _bounds(found, key)
+    error = CURVE_KINDS[key].error if key in CURVE_KINDS else None
+    ends = np.asarray([_ends(record, key, error) for record in found], dtype=float).reshape(-1, 2)
+    low, high = (None, None) if np.isnan(ends).all() else ends.T
     return Curve(key=key, steps=steps, values=values, low=low, high=high)
 
 
-def _bounds(records: Sequence[Record], key: str) -> tuple[Floats | None, Floats | None]:
-    """Return the ends of the bars of a curve, (None, None) where no record holds them; NaN where one record does not."""
-    kind = CURVE_KINDS.get(key)
-    ends = np.asarray([_ends(record, key, kind.error if kind else None) for record in records], dtype=float).reshape(-1, 2)
-    return (None, None) if np.isnan(ends).all() else (ends[:, 0], ends[:, 1])
-
-
 def _ends(record: Record, key: str, error: str | None) -> tuple[float, float]:
+    """Return the ends of the bar of a figure; NaN where its record does not hold them."""
     if error is not None and error in record.metrics:
         return record.metrics[key] - record.metrics[error], record.metrics[key] + record.metrics[error]
     found = record.data.get("estimates", {}).get(key, {})
     return found.get("low", math.nan), found.get("high", math.nan)
+
+
+SYNC_COLUMNS: dict[str, type[int] | type[float] | type[str]] = {
+    "step": int,
+    "alpha": float,
+    "sync_count": int,
+    "kl_before": float,
+    "kl_after": float,
+    "param_distance": float,
+    "cause": str,
+}
+OF_ADAPTERS = ("compression_error", "compression_bound")
+"""Columns more where the reference is an average of adapters."""
+
+
+def read_table(file: Path) -> pandas.DataFrame | None:
+    """Return a table of completions; None where there is no such file."""
+    return pandas.read_parquet(file) if file.exists() else None
+
+
+def step_table(records: Sequence[Record]) -> pandas.DataFrame:
+    """Return one row a step, one column a metric key, indexed by step."""
+    rows = {record.step: dict(record.metrics) for record in records if record.kind == "step"}
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("step").sort_index()
+
+
+def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
+    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance, cause.
+
+    Where the reference is an average of adapters, also compression_error and compression_bound.
+    """
+    syncs = [record for record in records if record.kind == "ref_sync"]
+    columns = SYNC_COLUMNS | {name: float for name in OF_ADAPTERS if any(name in record.data for record in syncs)}
+    rows = [{"cause": SCHEDULE, **record.data} for record in syncs]
+    return pandas.DataFrame(rows, columns=list(columns)).astype(columns)  # NaN and infinities, too: they are text in it

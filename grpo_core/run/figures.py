@@ -1,8 +1,7 @@
 """Pictures of a run over its steps, reference syncs marked; the pieces from which `grpo compare` draws several runs, too."""
 
-import contextlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -13,10 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from grpo_core.run.curves import FORGETTING, Curve, RunCurves, SyncMarks, read_curves
+from grpo_core.run.curves import FORGETTING, Curve, SyncMarks, read_curves, step_table
 from grpo_core.run.journal import Record
-from grpo_core.run.tables import step_table
 
+AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
+WIDTH, MAP_HEIGHT = 9.0, 2.6
+"""In inches."""
+TITLE_LETTERS = 110
+"""What fits above a row of maps."""
+MOST_TICKS = 12
+"""Steps that are written below a row of maps."""
 SMOOTHED = 5
 """Steps over which a thick line is the mean of a thin one."""
 DPI = 120
@@ -24,52 +29,91 @@ SYMLOG_FROM = 20.0
 """A KL axis is logarithmic above its median if the largest value exceeds the median by more than this factor."""
 
 
+Panels = dict[str, dict[str, tuple[str, dict[str, Any]]]]
+"""Label of a panel's axis -> what is drawn in it: metric -> name in the legend and look, as `draw_curve` takes it."""
+POINTS = {"color": "black", "markersize": 5}
+REWARD: Panels = {
+    "reward": {
+        "reward/mean": ("reward", {"smooth": True}),
+        "group/best_mean": ("best of its group", {"style": ":"}),
+        "eval/heldout/greedy_accuracy": ("held-out greedy accuracy", {"style": "s", **POINTS}),
+        "eval/heldout_sample/greedy_accuracy": ("the same, on a sample", {"style": ".", **POINTS}),
+    },
+    "share": {
+        "group/zero_std_frac": ("groups with equal rewards", {}),
+        "completion/truncated_frac": ("truncated completions", {"style": "--"}),
+    },
+}
+DRIFT: Panels = {
+    "KL, nats per token": {
+        "kl/ref/drift": ("to the current reference (± 1 s.e.)", {}),
+        "kl/init/drift": ("to the initial policy", {"style": "--"}),
+        "kl/probe/full_init": ("the same, exact on the probe set", {"style": ":o", "color": "0.2", "markersize": 3}),
+    },
+    "nats per token": {"policy/entropy": ("entropy", {})},
+}
+PROBE: Panels = {
+    "nats per token": {
+        "kl/probe/full_init": ("reverse KL: what β pulls on", {"style": "-o", "markersize": 3.5}),
+        "kl/probe/forward_own_init": ("forward KL", {"style": "--s", "markersize": 3.5}),
+        "kl/probe/renyi_half_init": ("Rényi-½", {"style": ":^", "markersize": 3.5}),
+    },
+    "share": {
+        "kl/probe/tv_init": ("total variation", {"style": "-o", "markersize": 3.5}),
+        "kl/probe/top1_changed_init": ("positions with another most likely token", {"style": "--s", "markersize": 3.5}),
+    },
+    "nats per completion": {
+        FORGETTING: ("forward KL on the initial policy's own completions (± 1 s.e.)", {"style": "-o", "markersize": 3.5})
+    },
+}
+WITH_BAND = ("kl/ref/drift", FORGETTING)
+
+
 def reward_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Figure:
     """Return reward, its spread inside groups, and the share of groups that teach nothing; alarms by their steps."""
-    run, title = read_curves(records), f"Reward (thin: each step, thick: mean of {SMOOTHED})"
-    with _panels(run, alarms, title, "reward", "share") as (figure, top, bottom):
-        draw_curve(top, run.get("reward/mean"), "reward", smooth=True)
-        draw_curve(top, run.get("group/best_mean"), "best of its group", style=":")
-        points: dict[str, Any] = {"color": "black", "markersize": 5}
-        draw_curve(top, run.get("eval/heldout/greedy_accuracy"), "held-out greedy accuracy", style="s", **points)
-        draw_curve(top, run.get("eval/heldout_sample/greedy_accuracy"), "the same, on a sample", style=".", **points)
-        draw_curve(bottom, run.get("group/zero_std_frac"), "groups with equal rewards")
-        draw_curve(bottom, run.get("completion/truncated_frac"), "truncated completions", style="--")
-        bottom.set_ylim(-0.03, 1.03)
+    figure = _over_steps(records, f"Reward (thin: each step, thick: mean of {SMOOTHED})", REWARD, alarms)
+    figure.axes[1].set_ylim(-0.03, 1.03)
     return figure
 
 
 def drift_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Figure:
     """Return KL to the reference and to the initial policy (estimated and exact), and entropy; alarms by their steps."""
-    run = read_curves(records)
-    with _panels(run, alarms, "Drift of the policy", "KL, nats per token", "nats per token") as (figure, top, bottom):
-        reference = run.get("kl/ref/drift")
-        draw_band(top, reference)
-        draw_curve(top, reference, "to the current reference (± 1 s.e.)")
-        draw_curve(top, run.get("kl/init/drift"), "to the initial policy", style="--")
-        draw_curve(
-            top, run.get("kl/probe/full_init"), "the same, exact on the probe set", color="0.2", style=":o", markersize=3
-        )
-        start_kl_at_zero(top, [curve for key, curve in run.curves.items() if key.startswith("kl/") and key != FORGETTING])
-        draw_curve(bottom, run.get("policy/entropy"), "entropy")
-    return figure
+    return _over_steps(records, "Drift of the policy", DRIFT, alarms)
 
 
-@contextlib.contextmanager
-def _panels(run: RunCurves, alarms: Collection[int], title: str, above: str, below: str) -> Iterator[tuple[Figure, Axes, Axes]]:
-    """Yield a figure of two panels over the same steps, to be drawn into; then mark syncs and alarms and label the axes."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    yield figure, top, bottom
-    for panel, label in ((top, above), (bottom, below)):
-        mark_syncs(panel, run.syncs, label=panel is top)
-        mark_alarms(panel, alarms, label=panel is top)
-        panel.set_ylabel(label)
-        panel.grid(alpha=0.3)
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(loc="best", fontsize="small")
-    bottom.set_xlabel("step")
+def panel_figure(records: Sequence[Record]) -> Figure:
+    """Return the divergences of the probe over steps: per token, as shares, and of the initial policy's completions."""
+    title = "How far the policy is from the initial one, in several measures (probe)"
+    return _over_steps(records, title, PROBE, height=8.0, ratios=(1, 1, 1))
+
+
+def _over_steps(
+    records: Sequence[Record],
+    title: str,
+    panels: Panels,
+    alarms: Collection[int] = (),
+    *,
+    height: float = 6.0,
+    ratios: Sequence[int] = (2, 1),
+) -> Figure:
+    run = read_curves(records, [key for drawn in panels.values() for key in drawn])
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=ratios)
+    for number, (axes, (unit, drawn)) in enumerate(zip(grid, panels.items(), strict=True)):
+        for key, (name, look) in drawn.items():
+            draw_curve(axes, run.get(key), name, **look)
+            if key in WITH_BAND:
+                draw_band(axes, run.get(key))
+        start_kl_at_zero(axes, [curve for key in drawn if key.startswith("kl/") and (curve := run.get(key)) is not None])
+        mark_syncs(axes, run.syncs, label=number == 0)
+        _mark_alarms(axes, alarms, label=number == 0)
+        axes.set_ylabel(unit)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="best", fontsize="small")
+    grid[-1].set_xlabel("step")
     figure.suptitle(title)
+    return figure
 
 
 def save_figures(records: Sequence[Record], folder: Path, alarms: Collection[int] = ()) -> list[Path]:
@@ -120,7 +164,7 @@ def start_kl_at_zero(axes: Axes, curves: Sequence[Curve]) -> None:
 
     An estimate below 0 (k1 has such, k3 and an exact KL do not beyond rounding) stays in the picture.
     """
-    values = np.concatenate([curve.values for curve in curves]) if curves else np.empty(0)
+    values = np.concatenate([np.empty(0), *(curve.values for curve in curves)])
     scale_kl(axes, values[np.isfinite(values)])
 
 
@@ -129,14 +173,14 @@ def scale_kl(axes: Axes, values: np.ndarray) -> None:
     positive = values[values > 0]
     if not len(positive):
         return
-    median = float(np.median(positive))
-    if positive.max() > SYMLOG_FROM * median:
+    median, largest = float(np.median(positive)), float(positive.max())
+    if largest > SYMLOG_FROM * median:
         axes.set_yscale("symlog", linthresh=median)
-    if values.min() >= -1e-6 * float(positive.max()):  # else matplotlib shows a decade below 0, where nothing is
+    if values.min() >= -1e-6 * largest:  # else matplotlib shows a decade below 0, where nothing is
         axes.set_ylim(bottom=0)
 
 
-def mark_alarms(axes: Axes, alarms: Collection[int], label: bool = True) -> None:
+def _mark_alarms(axes: Axes, alarms: Collection[int], *, label: bool) -> None:
     """Draw a triangle at the upper edge for each step at which an alarm began."""
     if alarms:
         at_edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "none", "zorder": 5}
@@ -149,28 +193,6 @@ def mark_syncs(axes: Axes, syncs: SyncMarks, label: bool = True) -> None:
     for index, place in enumerate(syncs.places):
         name = "reference sync" if label and index == 0 else None
         axes.axvline(place, color="tab:red", linestyle=":", linewidth=1.2, alpha=0.7, label=name)
-
-
-LINES = {
-    "nats per token": {
-        "kl/probe/full_init": ("reverse KL: what β pulls on", "-o"),
-        "kl/probe/forward_own_init": ("forward KL", "--s"),
-        "kl/probe/renyi_half_init": ("Rényi-½", ":^"),
-    },
-    "share": {
-        "kl/probe/tv_init": ("total variation", "-o"),
-        "kl/probe/top1_changed_init": ("positions with another most likely token", "--s"),
-    },
-    "nats per completion": {FORGETTING: ("forward KL on the initial policy's own completions (± 1 s.e.)", "-o")},
-}
-"""Unit -> what is drawn in its panel: metric -> name and style."""
-AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
-WIDTH, MAP_HEIGHT = 9.0, 2.6
-"""In inches."""
-TITLE_LETTERS = 110
-"""What fits above a row of maps."""
-MOST_TICKS = 12
-"""Steps that are written below a row of maps."""
 
 
 def read_places(records: Sequence[Record]) -> pandas.DataFrame | None:
@@ -229,26 +251,4 @@ def places_figure(named: Sequence[tuple[str, pandas.DataFrame]]) -> Figure:
     figure.supxlabel("step of the probe", fontsize="medium")
     figure.colorbar(image, ax=grid, label="nats per token", fraction=0.05)
     figure.suptitle("Where the drift is: exact KL to the initial policy on the probe, by position in the completion")
-    return figure
-
-
-def panel_figure(records: Sequence[Record]) -> Figure:
-    """Return the divergences of the probe over steps: per token, as shares, and of the initial policy's completions."""
-    run = read_curves(records, [key for drawn in LINES.values() for key in drawn])
-    figure, grid = panel_grid(len(LINES), 1, (WIDTH, 2.5), sharex=True)
-    for axes, (unit, drawn) in zip(grid, LINES.items(), strict=True):
-        found = [curve for key in drawn if (curve := run.get(key)) is not None]
-        for curve in found:
-            name, style = drawn[curve.key]
-            draw_curve(axes, curve, name, style=style, markersize=3.5)
-        if FORGETTING in drawn:
-            draw_band(axes, run.get(FORGETTING))
-        start_kl_at_zero(axes, found)
-        axes.set_ylabel(unit)
-        axes.grid(alpha=0.3)
-        if found:
-            axes.legend(loc="best", fontsize="small")
-        mark_syncs(axes, run.syncs, label=False)
-    grid[-1].set_xlabel("step")
-    figure.suptitle("How far the policy is from the initial one, in several measures (probe)")
     return figure

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, ClassVar, Literal
 
-from pydantic.dataclasses import dataclass as stored_dataclass
-
 from grpo_core.errors import FolderError, JournalError, few_names, raised_as
 from grpo_core.machine.disk import flush
-from grpo_core.machine.jsonfile import STORED, build, read_json, write_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import locked_soon, open_lock
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
@@ -28,33 +26,13 @@ ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
 """Where deployed flows may write: folders, separated as in PATH; unset = the worker's `runs/`."""
 
 
-@stored_dataclass(frozen=True, kw_only=True, config=STORED)
+@dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What the marker of a folder holds."""
+    """What the marker of a folder holds: its kind, the version of its layout, and when it was made, in ISO-8601."""
 
     kind: str
-    """One of `Kind`."""
     format: int = FORMAT
-    """Version of the folder's layout."""
     created: str = ""
-    """When the marker was written: ISO-8601 with time zone."""
-
-
-def read_marker(folder: Path) -> Marker | None:
-    """Return the marker of a folder; None where there is none, or a file that is no marker of ours.
-
-    Raises:
-        FolderError: another version made the folder.
-    """
-    try:
-        facts = read_json(folder / MARKER_FILE)
-        if isinstance(facts, dict) and facts.get("format", FORMAT) != FORMAT:
-            raise FolderError(
-                f"{folder}: made by another version of grpo-flow (format {facts['format']}, this version reads {FORMAT})"
-            )
-        return build(Marker, facts)
-    except (OSError, ValueError):
-        return None
 
 
 def write_marker(folder: Path, kind: Kind) -> None:
@@ -64,8 +42,7 @@ def write_marker(folder: Path, kind: Kind) -> None:
         OSError: it cannot be written.
     """
     write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=datetime.now(UTC).isoformat(timespec="seconds"))))
-    with contextlib.suppress(PermissionError):  # of somebody else's, in which others may make folders
-        flush(folder.parent)
+    flush(folder.parent)
 
 
 def refuse_special_place(path: Path, what: str) -> None:
@@ -97,26 +74,42 @@ class Place:
 
 @dataclass(frozen=True)
 class FlowDir:
-    """Paths of what a flow leaves in its folder."""
+    """Paths of what a flow leaves in its folder.
+
+    `lock_file` is locked by the flow that works here; `flow_run_file` holds the id of the Prefect flow run that made the folder
+    and whose retries continue here; `tracking_file` says where the run or sweep is tracked: MLflow's store and run id. Messages
+    call the folder `what` and name the `option` that gives another one; its marker says one of `kinds`.
+    """
 
     path: Path
 
     what: ClassVar[str] = "folder"
-    """What messages call it."""
     option: ClassVar[str] = "--run-dir"
-    """What names another one on the command line."""
     kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction", "sweep")
-    """What a marker in it may say."""
     lock_file = Place("lock")
-    """Locked by the flow that works here."""
     flow_run_file = Place("flow_run")
-    """Id of the Prefect flow run that made the folder: its retries continue here."""
     tracking_file = Place("tracking.json")
-    """Where the run or sweep is tracked: MLflow's store and run id."""
 
     def marker(self) -> Marker | None:
-        """Return what marks the folder as ours; None where it is not."""
-        return read_marker(self.path)
+        """Return what marks the folder as ours; None where there is no marker, or a file that is none of ours.
+
+        Raises:
+            FolderError: another version made the folder.
+        """
+        try:
+            facts = read_json(self.path / MARKER_FILE)
+            if facts.get("format", FORMAT) == FORMAT:
+                return Marker(**facts)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+        version = f"format {facts['format']}, this version reads {FORMAT}"
+        raise FolderError(f"{self.path}: made by another version of grpo-flow ({version})")
+
+    @property
+    def kind(self) -> str | None:
+        """What the marker says that it holds; None where the folder is not ours."""
+        marker = self.marker()
+        return None if marker is None else marker.kind
 
     def mark(self, kind: Kind) -> None:
         """Make the folder, or take one that is empty or ours, and mark it with what it holds from now on.
@@ -126,24 +119,17 @@ class FlowDir:
         """
         refuse_special_place(self.path, self.what)
         where, remedy = f"{self.what} {self.path}", f"give another {self.option}"
-        with (
-            raised_as(FolderError, f"{where}: cannot be written ({{cause}}); {remedy}", OSError),
-            raised_as(FolderError, f"{where}: is a file; {remedy}", FileExistsError),
-        ):
+        with raised_as(FolderError, f"{where}: cannot be written ({{cause}}); {remedy}", OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            marker = self.marker()
-            if marker is None and (names := sorted(path.name for path in self.path.iterdir())):
+            if self.kind is not None:
+                self.require_ours()
+            elif names := sorted(path.name for path in self.path.iterdir()):
                 raise FolderError(
                     f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
                     f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
                 )
-            self._refuse_kind(marker)
-            if marker is None or marker.kind != kind:
+            if self.kind != kind:
                 write_marker(self.path, kind)
-
-    def _refuse_kind(self, marker: Marker | None) -> None:
-        if marker is not None and marker.kind not in self.kinds:
-            raise FolderError(f"{self.what} {self.path}: is the folder of a {marker.kind}; give another {self.option}")
 
     def require_ours(self) -> None:
         """Refuse to write into a folder that is not ours.
@@ -151,12 +137,10 @@ class FlowDir:
         Raises:
             FolderError: it is not ours; nothing was changed in it.
         """
-        marker = self.marker()
-        self._refuse_kind(marker)
-        if marker is None:
-            raise FolderError(
-                f"{self.what} {self.path}: is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed"
-            )
+        if self.kind not in self.kinds:
+            fault = f"is the folder of a {self.kind}; give another {self.option}"
+            none = f"is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed"
+            raise FolderError(f"{self.what} {self.path}: {none if self.kind is None else fault}")
 
     def locked(self) -> IO[bytes]:
         """Return the lock file, locked until it is closed: nobody else works in the folder, which must be ours.

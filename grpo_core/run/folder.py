@@ -1,23 +1,37 @@
-"""The folder of one run: where each thing lies, and nothing else.
+"""The folder of one run: where each thing lies, and the small files in it.
 
-.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  probe/  checkpoints/  eval/
-report/  original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
-journal.damaged-<time>.jsonl (after a repair)
+config.json  origin.json    the resolved configuration; the preset, and what was changed of it
+provenance.json             what the run was made with
+data/                       frozen prompts
+journal.jsonl               the truth; journal.damaged-<time>.jsonl after a repair
+alerts.jsonl                one line an alert of the monitor: the journal itself has one writer, the training
+completions/  probe/        one Parquet table a step, or a measurement of the probe set
+checkpoints/                step_NNNNNN folders
+eval/  report/              results of evaluations; figures and the report
+original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
+source/                     of an evaluation: what was downloaded of the run that made the policy
+passes.json                 how much a run that was resumed with less computes at once
+process.json  train.log     process id of the training process while it runs; its output
+STOP                        asks the training to finish the step, checkpoint and end; its text says why
+.grpo-folder  lock  flow_run  tracking.json      those of every flow's folder (`flow_folder.py`)
 """
 
+import json
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import JournalError, raised_as
-from grpo_core.machine.disk import close_to_others, read_regular, remove, write_whole
-from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.errors import ConfigError, JournalError, raised_as, shown
+from grpo_core.machine.disk import FILE_MODE, remove, write_whole
+from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
 from grpo_core.run.flow_folder import FlowDir, Kind, Place
-from grpo_core.run.journal import JOURNAL_FILE
+from grpo_core.run.journal import JOURNAL_FILE, Record, read_journal
 
-T = TypeVar("T")
 PROMPTS_MANIFEST = "data/manifest.json"
 
 
@@ -29,37 +43,21 @@ class RunDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction")
 
     config_file = Place("config.json")
-    """The resolved configuration."""
     origin_file = Place("origin.json")
-    """The preset, and what was changed of it."""
     provenance_file = Place("provenance.json")
-    """What the run was made with."""
     journal_file = Place(JOURNAL_FILE)
-    """The truth."""
     alerts_file = Place("alerts.jsonl")
-    """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
     passes_file = Place("passes.json")
-    """How much a run that was resumed with less computes at once."""
     process_file = Place("process.json")
-    """Process id of the training process while it runs."""
     stop_file = Place("STOP")
-    """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
     data = Place("data")
-    """Frozen prompts."""
     completions = Place("completions")
-    """One Parquet table a step."""
     probe = Place("probe")
-    """One Parquet table a measurement of the probe set."""
     checkpoints = Place("checkpoints")
-    """step_NNNNNN folders."""
     eval = Place("eval")
-    """Results of evaluations."""
     report = Place("report")
-    """Figures and the report."""
     original = Place("original")
-    """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
     source = Place("source")
-    """Of an evaluation: what was downloaded of the run that made the policy."""
 
     def completions_file(self, step: int) -> Path:
         """Completions of a step."""
@@ -95,9 +93,8 @@ class RunDir(FlowDir):
         """
         self.refuse_second_run()
         self.mark(kind)
-        with raised_as(JournalError, f"run dir {self.path}: cannot be written ({{cause}}); give another --run-dir", OSError):
-            write_json(self.origin_file, asdict(origin))
-            write_json(self.config_file, config.model_dump(mode="json"))
+        write_json(self.origin_file, asdict(origin))
+        write_json(self.config_file, config.model_dump(mode="json"))
 
     def forget_start(self) -> None:
         """Remove what a start that came to nothing has left: of a run, a reproduction or an evaluation.
@@ -120,7 +117,7 @@ class RunDir(FlowDir):
             JournalError: the folder already holds a run.
         """
         # A checkpoint without its journal is a run, too: a training that found it would resume from there.
-        if self.marker() is not None and (self.journal_file.exists() or self.checkpoints.exists()):
+        if self.kind is not None and (self.journal_file.exists() or self.checkpoints.exists()):
             raise JournalError(
                 f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
                 f"(`grpo train --resume {self.path}` resumes that run)"
@@ -129,27 +126,16 @@ class RunDir(FlowDir):
     def close_private_files(self) -> None:
         """Let nobody but the owner read what may hold a secret: the git diff in the provenance, the store's address, logs."""
         for file in (self.provenance_file, self.tracking_file, *self.path.glob("*.log")):
-            close_to_others(file)
+            if file.exists():
+                file.chmod(FILE_MODE)
 
     def read_provenance(self) -> dict[str, Any]:
-        """Return what the run was made with; empty where that is not known yet.
-
-        Raises:
-            JournalError: the file was changed into something else.
-        """
-        return self._read(self.provenance_file, dict[str, Any]) if self.provenance_file.exists() else {}
+        """Return what the run was made with; empty where that is not known yet."""
+        return dict(read_json(self.provenance_file)) if self.provenance_file.exists() else {}
 
     def read_origin(self) -> Origin:
-        """Return where the configuration comes from; a folder that was made by hand has no preset.
-
-        Raises:
-            JournalError: origin.json was changed into something else.
-        """
-        return self._read(self.origin_file, Origin) if self.origin_file.exists() else Origin()
-
-    def _read(self, file: Path, kind: type[T]) -> T:
-        with raised_as(JournalError, f"run dir {self.path}: no readable {file.name} ({{cause}})", OSError, ValueError):
-            return build(kind, read_json(file))
+        """Return where the configuration comes from; a folder that was made by hand has no preset."""
+        return build(Origin, read_json(self.origin_file)) if self.origin_file.exists() else Origin()
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration; it is validated once a process, however often it is asked for.
@@ -166,7 +152,7 @@ class RunDir(FlowDir):
             OSError,
             ValueError,
         ):
-            return _resolved(read_regular(self.config_file))
+            return _resolved(self.config_file.read_bytes())
 
 
 @lru_cache(maxsize=256)
@@ -175,4 +161,127 @@ def _resolved(content: bytes) -> RunConfig:
 
     The content is the key: whoever writes the file again, in this process or another, is read as written.
     """
-    return validate_config(parse_json(content))
+    return validate_config(json.loads(content))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedAlert:
+    """An alert that was raised, as alerts.jsonl holds it; `rule` is the name of a rule of the run, if it comes from one."""
+
+    step: int
+    text: str
+    rule: str = ""
+
+
+def add_alert(run_dir: RunDir, step: int, text: str, rule: str = "") -> None:
+    """Append an alert of the monitor to alerts.jsonl; the journal itself has one writer, the training.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    append_json(run_dir.alerts_file, asdict(RaisedAlert(step=step, text=text, rule=rule)))
+
+
+def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:
+    """Return the monitor's alerts, oldest first; a torn last line is dropped."""
+    return [RaisedAlert(**json.loads(line)) for line in read_lines(run_dir.alerts_file)]
+
+
+PASSES_FIELD = "passes"
+"""Of a `start` or `resume` record."""
+FIELDS = ("microbatch_tokens", "rollout_rows")
+"""Of `training`: what a resume may lower."""
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much each step of a run computes at once: as its configuration says, and less from the step on that a resume lowers.
+
+    These sizes decide memory and speed, and results in their last digits alone. So they are the only settings that a run may
+    change once it has begun, and only downwards: a run that was out of memory continues on the same device. The wish is in
+    `passes.json`; the `start` and `resume` records hold the sizes that are in force from their step on. A reproduction lowers
+    them after the same steps as the run that it repeats.
+
+    `changes` are (step after which they hold, {field: size}), the first of the configuration; the smallest of each counts.
+    """
+
+    changes: tuple[tuple[int, Mapping[str, int]], ...]
+
+    def after(self, step: float = math.inf) -> dict[str, int]:
+        """Return {field: size} of the step that follows `step`, and of an evaluation after it."""
+        return {
+            field: min(sizes[field] for since, sizes in self.changes if since <= step and field in sizes) for field in FIELDS
+        }
+
+    def applied(self, config: RunConfig, step: float = math.inf) -> RunConfig:
+        """Return a configuration with the sizes of the step that follows `step`."""
+        return config.model_copy(update={"training": config.training.model_copy(update=self.after(step))})
+
+
+def batch_limits(run_dir: RunDir) -> BatchLimits:
+    """Return how much a run has computed at once, and will if it is resumed now.
+
+    Raises:
+        JournalError: a journal is damaged.
+    """
+    training = run_dir.read_config().training
+    changes: list[tuple[int, dict[str, int]]] = [(0, {field: getattr(training, field) for field in FIELDS})]
+    for file in (run_dir.journal_file, RunDir(run_dir.original).journal_file):
+        changes += _recorded(read_journal(file) if file.exists() else ())
+    if run_dir.passes_file.exists():
+        changes.append((0, read_json(run_dir.passes_file)))
+    return BatchLimits(tuple(changes))
+
+
+def _recorded(records: Iterable[Record]) -> list[tuple[int, dict[str, int]]]:
+    return [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
+
+
+def lowered_notes(records: Iterable[Record]) -> list[str]:
+    """Return a line for each resume that lowered a size."""
+    return [
+        f"passes: resumed after step {step} with "
+        + ", ".join(f"training.{field} {size} (was {before.get(field)})" for field, size in now.items())
+        for (_, before), (step, now) in pairwise(_recorded(records))
+        if now != before
+    ]
+
+
+def lower_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
+    """Let a run be resumed with smaller sizes; return a line for each that is changed.
+
+    Args:
+        run_dir: of the run, which nobody works on.
+        wanted: {field: size}; the others stay.
+
+    Raises:
+        ConfigError: a value is larger than what is in force, or the engine has no such setting.
+        JournalError: as `batch_limits`.
+    """
+    engine, before = run_dir.read_config().training.engine, batch_limits(run_dir).after()
+    for field, value in wanted.items():
+        if engine != "native":
+            raise ConfigError(f"training.{field}: training.engine {engine} cannot be resumed with another value")
+        if value > before[field]:
+            raise ConfigError(
+                f"training.{field}: {value} is more than the {before[field]} of this run; a resume may only lower it"
+            )
+    if wanted:
+        write_json(run_dir.passes_file, {**before, **wanted})
+    return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
+
+
+def sizes_to_lower(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a resume is to change, by field, of overrides.
+
+    Raises:
+        ConfigError: a key may not change, or a value is no whole number above 0.
+    """
+    keys = {f"training.{name}": name for name in FIELDS}
+    for key, value in values.items():
+        if key not in keys:
+            may = f"a resume may lower {' and '.join(keys)} alone"
+            raise ConfigError(f"{key}: a run keeps the configuration with which it began; {may}")
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")
+    return {keys[key]: size for key, size in values.items()}

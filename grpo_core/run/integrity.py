@@ -8,39 +8,33 @@ is done again.
 
 import contextlib
 import hashlib
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from grpo_core.config import changes_between, validate_config
 from grpo_core.errors import ConfigError, JournalError, ModelError, shown
-from grpo_core.machine.disk import durable, free_name, write_whole
+from grpo_core.machine.disk import remove, write_whole
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import locked_soon
-from grpo_core.policy.saved import ASIDE, JournalMark, list_checkpoints, read_mark
-from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, read_content, supersede
-from grpo_core.run.pass_sizes import lowered_notes
-
-SHOWN_KEYS = 8
+from grpo_core.policy.saved import ASIDE, list_checkpoints, read_mark
+from grpo_core.run.folder import RunDir, lowered_notes
+from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, supersede
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedJournal:
-    """The journal of a run, as far as it is as it was written."""
+    """The journal of a run, as far as it is as it was written.
+
+    `records` are all of them, superseded ones included, and have `num_bytes`; `fault` says what is wrong behind them. The
+    checkpoints `reached` were taken within them, oldest first, and `unreached` behind them.
+    """
 
     records: list[Record]
-    """All of them, superseded ones included."""
     num_bytes: int
-    """Of these records."""
     fault: str | None
-    """What is wrong behind them; None where that is nothing."""
     reached: tuple[Path, ...]
-    """Checkpoints that were taken within them, oldest first."""
     unreached: tuple[Path, ...]
-    """Those that were taken behind them."""
 
     @property
     def history(self) -> list[Record]:
@@ -55,83 +49,57 @@ class CheckedJournal:
 
 
 def find_intact(run_dir: RunDir) -> CheckedJournal:
-    """Return how far the journal of a run is as it was written.
-
-    Raises:
-        JournalError: it cannot be read.
-    """
-    marks = _marks(run_dir)  # before the journal is read: a training under way adds to both
-    content = read_content(run_dir.journal_file) if run_dir.journal_file.exists() else b""
+    """Return how far the journal of a run is as it was written."""
+    marks = list[tuple[int, str, Path]]()  # before the journal is read: a training under way adds to both
+    for path in list_checkpoints(run_dir.checkpoints):
+        with contextlib.suppress(ModelError):  # one that cannot be read is left to whoever loads it
+            if (mark := read_mark(path)) is not None:
+                marks.append((mark.bytes, mark.sha256, path))
+    marks.sort()
+    content = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
     records, num_bytes, fault = parse_lines(content)
-    covered, digest = 0, hashlib.sha256()
-    reached = list[Path]()
-    for path, mark in marks:
-        if mark.bytes > num_bytes:
+    covered, digest, reached = 0, hashlib.sha256(), list[Path]()
+    for end, sha256, path in marks:
+        if end > num_bytes:
             fault = fault or f"line {len(records) + 1}: it is missing, and {path.name} was saved after it"
             break
-        digest.update(content[covered : mark.bytes])
-        if digest.hexdigest() != mark.sha256:
-            first, last = content.count(b"\n", 0, covered) + 1, content.count(b"\n", 0, mark.bytes)
+        digest.update(content[covered:end])
+        if digest.hexdigest() != sha256:
+            first, last = content.count(b"\n", 0, covered) + 1, content.count(b"\n", 0, end)
             fault = f"lines {first} to {last}: not as they were when {path.name} was saved"
             records, num_bytes = records[: first - 1], covered
             break
-        covered = mark.bytes
+        covered = end
         reached.append(path)
-    unreached = tuple(path for path, _ in marks[len(reached) :])
-    return CheckedJournal(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
+    return CheckedJournal(
+        records=records,
+        num_bytes=num_bytes,
+        fault=fault,
+        reached=tuple(reached),
+        unreached=tuple(path for _, _, path in marks[len(reached) :]),
+    )
 
 
 def check_run(run_dir: RunDir) -> CheckedJournal:
-    """Return the journal of a run, which is intact and belongs to the run's configuration.
+    """Return the journal of a run, which is intact and belongs to the run's configuration; it is empty where there is none.
 
     Raises:
         JournalError: it is damaged, or does not reach a checkpoint of the run; the message says what to do.
         ConfigError: config.json was edited after the run had begun.
     """
-    checked = check_journal(run_dir)
-    _refuse_edited(run_dir, checked.records)
-    return checked
-
-
-def check_journal(run_dir: RunDir) -> CheckedJournal:
-    """Return the journal of a run, which is intact, or empty where there is none.
-
-    Raises:
-        JournalError: as `check_run`.
-    """
     intact = find_intact(run_dir)
     if intact.fault is not None:
         resumes_from = intact.reached[-1].name if intact.reached else "step 0"
         raise DamagedJournalError(run_dir.journal_file, intact.fault, len(intact.records) + 1, resumes_from)
-    return intact
-
-
-def _refuse_edited(run_dir: RunDir, records: Sequence[Record]) -> None:
-    begun = next((r.data["config"] for r in records if r.kind in ("start", "resume") and "config" in r.data), None)
-    if begun is None:
-        return
-    changes = [
-        f"{key} is {shown(new)}, was {shown(old)}"
-        for key, (old, new) in changes_between(validate_config(begun), run_dir.read_config()).items()
-        if key != "tracking.uri"  # a server may come up again at another address
-    ]
+    begun = next((record.data["config"] for record in intact.records if "config" in record.data), None)
+    changes = {} if begun is None else changes_between(validate_config(begun), run_dir.read_config())
+    changes.pop("tracking.uri", None)  # a server may come up again at another address
     if changes:
-        more = f", and {len(changes) - SHOWN_KEYS} more keys" if len(changes) > SHOWN_KEYS else ""
+        found = ", ".join(f"{key} is {shown(new)}, was {shown(old)}" for key, (old, new) in changes.items())
         raise ConfigError(
-            f"{run_dir.config_file}: changed since the run began: {', '.join(changes[:SHOWN_KEYS])}{more}; "
-            "write the old values back, or start a new run with the new ones"
+            f"{run_dir.config_file}: changed since the run began: {found}; write the old values back, or start a new run"
         )
-
-
-def _marks(run_dir: RunDir) -> list[tuple[Path, JournalMark]]:
-    """Return each checkpoint with where the journal was; those that cannot be read are left to whoever loads them."""
-    found = []
-    for path in list_checkpoints(run_dir.checkpoints):
-        with contextlib.suppress(ModelError):
-            mark = read_mark(path)
-            if mark is not None:
-                found.append((path, mark))
-    return sorted(found, key=lambda item: item[1].bytes)
+    return intact
 
 
 def cut(run_dir: RunDir, intact: CheckedJournal) -> str:
@@ -153,13 +121,14 @@ def cut(run_dir: RunDir, intact: CheckedJournal) -> str:
     refusal = f"{journal}: {{holder}} is writing it; wait for it, or end it first"
     with locked_soon(journal.open("ab"), JournalError, refusal):
         for path in intact.unreached:
-            path.rename(free_name(path.with_name(f"{ASIDE}{path.name}")))
+            aside_as = path.with_name(f"{ASIDE}{path.name}")
+            remove(aside_as)
+            path.rename(aside_as)
         for file in run_dir.eval.glob("*.json"):
             facts = read_json(file)
             if (facts["set"], facts["step"]) not in evaluated:
                 file.unlink()
-        content = read_content(journal)
-        with durable(free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl"))) as partial:
-            shutil.copy2(journal, partial)
+        content = journal.read_bytes()
+        write_whole(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl"), content)
         write_whole(journal, content[: intact.num_bytes] + encode(note))
     return text

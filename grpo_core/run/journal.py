@@ -19,18 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from grpo_core.errors import DiskFullError, JournalError, cause, raised_as
-from grpo_core.machine.disk import durable_folder, flush, is_full_disk, read_regular
-from grpo_core.machine.jsonfile import first_fault
+from grpo_core.errors import DiskFullError, JournalError, cause
+from grpo_core.machine.disk import durable_folder, flush, is_full_disk
 from grpo_core.machine.locks import locked_soon
-from grpo_core.metrics import check_registered
+from grpo_core.metrics import find_metric
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
-KINDS = frozenset(get_args(Kind))
 JOURNAL_FILE = "journal.jsonl"
 
 
@@ -92,10 +90,7 @@ def decode_record(line: bytes) -> Record:
     Raises:
         ValueError: it is no journal record.
     """
-    try:
-        record = _RECORD.validate_python(json.loads(line))
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
+    record = _RECORD.validate_json(line)
     if "metrics" not in record.data:
         return record
     metrics = {key: float(value) for key, value in record.data["metrics"].items()}  # NaN and infinities were written as text
@@ -109,11 +104,13 @@ class DamagedJournalError(JournalError):
         """Name what is wrong with the journal at `path`, the first line that `--repair cut` drops, and where it resumes."""
         command = f"grpo train --resume {shlex.quote(str(path.parent))} --repair cut"
         super().__init__(f"{path}, {fault}; `{command}` drops line {line} and what follows, and resumes from {resumes_from}")
-        self.fault = fault
 
 
 class Journal:
-    """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time."""
+    """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time.
+
+    `last_step` is the furthest step of the records that were appended.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open `path` for appending, after dropping a torn last line.
@@ -123,10 +120,8 @@ class Journal:
         """
         self._path = path
         durable_folder(path.parent)
-        is_new = not path.exists()
         self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
-        if is_new:
-            flush(path.parent)
+        flush(path.parent)  # its name, if it is new
         # Before anything is read: a line that another process is just writing looks torn.
         locked_soon(
             self._file,
@@ -144,7 +139,6 @@ class Journal:
         self._sum = hashlib.sha256(content[: self._whole_bytes])
         self._one_at_a_time = threading.Lock()  # a checkpoint is journalled by the thread that wrote it
         self.last_step = 0
-        """The furthest step of the records that were appended here."""
 
     @property
     def mark(self) -> tuple[int, str]:
@@ -155,10 +149,11 @@ class Journal:
         """Write one record; it is on disk when this returns.
 
         Raises:
-            JournalError: a metric key is not in the registry, or the file cannot be written.
+            JournalError: a metric key is not in the registry.
             DiskFullError: the disk is full.
         """
-        check_registered(data.get("metrics", {}))
+        if unknown := sorted(key for key in data.get("metrics", {}) if find_metric(key) is None):
+            raise JournalError(f"metric keys not in the registry (grpo_core/metrics.py): {', '.join(unknown)}")
         with self._one_at_a_time:
             record = Record(seq=self._number, time=now(), kind=kind, step=step, data=data)
             self._write(encode(record), f"the record {kind!r} of step {step}")
@@ -178,7 +173,7 @@ class Journal:
                 self._file.truncate(self._whole_bytes)
             if is_full_disk(error):
                 raise DiskFullError(f"disk full: {what} could not be written to {self._path}") from error
-            raise JournalError(f"{self._path}: {what} could not be written ({error.strerror})") from error
+            raise
         self._whole_bytes += len(line)
         self._sum.update(line)
 
@@ -222,6 +217,11 @@ def supersede(records: list[Record]) -> list[Record]:
     return history
 
 
+def is_alert(record: Record) -> bool:
+    """Return whether a record is an alert of the training; that its journal was repaired is a note."""
+    return record.kind == "alert" and "repaired" not in record.data
+
+
 def last_event(history: Sequence[Record]) -> Record | None:
     """Return the last record of a beginning, a resume or an end of the run; None where there is none."""
     return next((record for record in reversed(history) if record.kind in ("start", "resume", "end")), None)
@@ -240,24 +240,15 @@ class JournalTail:
 
         Raises:
             DamagedJournalError: a line is no record, or not the next one.
-            JournalError: it cannot be read.
         """
         if not self._path.exists():
             return []
-        records, num_bytes = _whole_records(self._path, read_content(self._path, self._offset), self._number)
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            records, num_bytes = _whole_records(self._path, file.read(), self._number)
         self._offset += num_bytes
         self._number += len(records)
         return records
-
-
-def read_content(path: Path, offset: int = 0) -> bytes:
-    """Return the bytes of a journal from `offset` on.
-
-    Raises:
-        JournalError: it cannot be read.
-    """
-    with raised_as(JournalError, f"{path}: the journal cannot be read ({{cause}})", OSError):
-        return read_regular(path, offset)
 
 
 def _whole_records(path: Path, content: bytes, first: int = 0) -> tuple[list[Record], int]:
@@ -282,7 +273,7 @@ def parse_lines(content: bytes, first: int = 0) -> tuple[list[Record], int, str 
             record = decode_record(content[num_bytes : end - 1])
             if record.seq != expected:
                 raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             return records, num_bytes, f"line {expected + 1}: not a journal record ({cause(error)})"
         records.append(record)
         num_bytes = end

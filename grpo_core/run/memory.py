@@ -8,7 +8,7 @@
                + gradients, where there are several micro-batches
                (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
-States, logits and the cache are exact. What a layer keeps is `kept_by_layer` for each token, right within a quarter. With
+States, logits and the cache are exact. What a layer keeps is `layer_bytes`, right within a quarter. With
 `model.lora` the base is there once, and what is trained and copied is the adapter:
 
     states   = base, its adapted matrices in the compute type and the rest in fp32
@@ -27,8 +27,7 @@ from grpo_core.config.derived import measures_full_kl, reference_moves, takes_fu
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
-from grpo_core.run.disk_need import MOMENTS, shown_bytes
-from grpo_core.run.model_shape import AdapterSize, ModelShape, adapter_size
+from grpo_core.run.sizes import MOMENTS, AdapterSize, ModelShape, adapter_size, shown_bytes
 
 FLOAT, HALF = 4, 2
 """Bytes."""
@@ -116,9 +115,7 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         0 if probe.every_steps is None else probe.num_prompts,
     )
     rows = min(max(config.training.rollout_rows, rollout.group_size), wanted)
-    tokens = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens)
-    cache = tokens * shape.layers * 2 * shape.key_value * half
-    logits = 3 * FLOAT * rows * shape.vocabulary
+    cache = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens) * shape.layers * 2 * shape.key_value * half
     adapted = 0 if adapter is None else adapter.adapted
     if packed:
         multiplied = half * shape.matrices + FLOAT * shape.vocabulary * shape.hidden
@@ -126,7 +123,7 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted)
     if half == HALF and adapter is not None:
         multiplied += 2 * half * adapter.weights  # with the zeros between B of matrices that are joined
-    return multiplied + _casts(shape, half, adapter) + cache + logits
+    return multiplied + _casts(shape, half, adapter) + cache + 3 * FLOAT * rows * shape.vocabulary
 
 
 def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
@@ -180,25 +177,20 @@ def pass_tokens(config: RunConfig) -> tuple[int, int]:
 
 
 def layer_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
-    """Return what one layer keeps of the largest micro-batch for the backward pass."""
-    half, (tokens, completion_tokens) = compute_bytes(config), pass_tokens(config)
-    kept = tokens * kept_by_layer(shape, half, adapter_size(config, shape.linear_layers), padded=padded)
-    if not padded:
-        return kept
-    repeated = completion_tokens * config.rollout.max_prompt_tokens // config.rollout.max_completion_tokens
-    return kept + repeated * 2 * half * shape.attention  # keys and values of each completion's prompt, for all heads
-
-
-def kept_by_layer(shape: ModelShape, half: int, adapter: AdapterSize | None = None, *, padded: bool) -> int:
-    """Return the bytes that one layer keeps of a token for the backward pass.
+    """Return what one layer keeps of the largest micro-batch for the backward pass.
 
     Norms keep their inputs in fp32, attention about four tensors (in fp32 where nothing is padded), products their inputs in
     the compute type (with an adapter: those of its factors alone), and the MLP its gate, activation, other half and product.
     """
-    attention = 4 * (half if padded else FLOAT) * shape.attention
+    half, (tokens, completion_tokens) = compute_bytes(config), pass_tokens(config)
+    adapter, attention = adapter_size(config, shape.linear_layers), 4 * (half if padded else FLOAT) * shape.attention
     if adapter is None:
-        return 24 * shape.hidden + attention + half * (shape.attention + 4 * shape.intermediate)
-    return 8 * shape.hidden + attention + half * (3 * shape.intermediate + adapter.inputs // shape.layers)
+        of_token = 24 * shape.hidden + attention + half * (shape.attention + 4 * shape.intermediate)
+    else:
+        of_token = 8 * shape.hidden + attention + half * (3 * shape.intermediate + adapter.inputs // shape.layers)
+    repeated = completion_tokens * config.rollout.max_prompt_tokens // config.rollout.max_completion_tokens
+    # Where it is padded: keys and values of each completion's prompt, for all heads.
+    return tokens * of_token + repeated * 2 * half * shape.attention * padded
 
 
 def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:
@@ -308,5 +300,4 @@ def _largest(config: RunConfig, shape: ModelShape, phase: str, available: int, *
 
 
 def _with(config: RunConfig, section: str, field: str, value: object) -> RunConfig:
-    """Return a configuration with another value of a key."""
     return config.model_copy(update={section: getattr(config, section).model_copy(update={field: value})})

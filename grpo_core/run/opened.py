@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas
 
 from grpo_core.config import run_name
-from grpo_core.run.alerts import monitor_alerts
-from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves
-from grpo_core.run.folder import RunDir
+from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves, step_table, sync_table
+from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state
-from grpo_core.run.tables import step_table, sync_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +24,14 @@ class Run:
     """One run as its folder holds it at the moment of opening; a run under way is opened again to see its newest steps.
 
     Steps that a resume took back are left out: what remains is one history, as `run/journal.py` defines it.
+
+    Attributes:
+        dir: where each of its files lies.
+        config: the resolved configuration.
+        records: the history of the run, record by record.
+        notes: what a reader of its figures should know: it was resumed with smaller passes, or the journal was repaired.
+        state: `not started`, `running`, `finished`, `stopped`, `failed` or `died`.
+        reason: why it stopped or failed, if it did.
 
     Example:
         run = Run("runs/20260101-100000-quickstart")
@@ -40,16 +46,11 @@ class Run:
             ConfigError: config.json was edited after the run had begun.
         """
         self.dir = RunDir(Path(path).expanduser())
-        """Where each of its files lies."""
         self.config = self.dir.read_config()
-        """The resolved configuration."""
         journal = check_run(self.dir)
         self.records: tuple[Record, ...] = tuple(journal.history)
-        """The history of the run, record by record."""
         self.notes = journal.notes
-        """What a reader of its figures should know: an older version wrote them, or the journal was repaired."""
         self.state, self.reason = run_state(self.records, self.dir)
-        """`not started`, `running`, `finished`, `stopped`, `failed` or `died`; and why it stopped or failed, if it did."""
 
     def __repr__(self) -> str:
         """Return `Run('runs/one'): β=0.04 ..., finished, step 30 of 30`."""
@@ -99,9 +100,8 @@ class Run:
     @cached_property
     def completions(self) -> pandas.DataFrame:
         """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps."""
-        done = {record.step for record in self.records if record.kind == "step"}
-        files = {step: self.dir.completions_file(step) for step in sorted(done)}
-        tables = [pandas.read_parquet(file) for file in files.values() if file.exists()]
+        files = [self.dir.completions_file(record.step) for record in self.records if record.kind == "step"]
+        tables = [pandas.read_parquet(file) for file in files if file.exists()]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 
     def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
@@ -117,13 +117,7 @@ class Run:
 
 
 def _evaluation(record: Record) -> dict[str, Any]:
-    facts, estimates = record.data, record.data.get("estimates")
-    intervals = {
-        f"{key}/{end}": found[end]
-        for key, found in (estimates if isinstance(estimates, dict) else {}).items()
-        if isinstance(found, dict)
-        for end in ("low", "high")
-        if end in found
-    }
+    facts, estimates = record.data, record.data.get("estimates", {})
+    ends = {f"{key}/{end}": found[end] for key, found in estimates.items() for end in ("low", "high") if end in found}
     named = {"set": facts.get("set"), "policy": facts.get("policy", "training"), "num_prompts": facts.get("num_prompts")}
-    return {"step": record.step, **named, **record.metrics, **intervals}
+    return {"step": record.step, **named, **record.metrics, **ends}

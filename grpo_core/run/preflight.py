@@ -8,38 +8,50 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, listed, raised_as
+from grpo_core.config import LoraConfig, RunConfig
+from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, few_names, listed, name_of
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.policy.lora.targets import layer_faults
-from grpo_core.policy.outline import Outline, beyond_positions
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
+from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
+from grpo_core.policy.outline import Outline, beyond_positions, unreached_by
 from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.cache import cache_folder
-from grpo_core.policy.sources.find import lacks_chat_template, model_here, require_model
+from grpo_core.policy.sources.find import files_on_hub, lacks_chat_template, model_here, require_model
 from grpo_core.policy.sources.weight_files import files_identity
-from grpo_core.run.adapter_check import AdapterSummary, adapter_summary, look_at_adapter
 from grpo_core.run.child import held_lifeline, interpreter, python_path
-from grpo_core.run.disk_need import disk_need, kept_weights, require_disk, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory import Fit, fit_of, will_use_gpu
-from grpo_core.run.model_shape import shape_for
+from grpo_core.run.sizes import (
+    BYTES_PER_WEIGHT,
+    ModelShape,
+    adapter_size,
+    disk_need,
+    kept_weights,
+    reference_rank,
+    require_disk,
+    shape_for,
+    shown_bytes,
+)
 from grpo_core.text import kept_uri
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
@@ -52,8 +64,113 @@ PORTS = {"http": 80, "https": 443}
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 MODEL_CODE = Path(__file__).parents[1] / "policy"
 """What decides whether a model can be used."""
-Findings = dict[str, list[Any]]
-"""What a process found: faults, warnings, notes, outline."""
+NO_GPU = "training.device: cuda, and this machine has no GPU"
+SHOWN = 3
+"""Names in one message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSummary:
+    """What a person wants to know of an adapter before it is trained: `weights` are trained, `share` of those of the model.
+
+    `bytes` and `reference_bytes` are in fp32, as each checkpoint has them; `scale` is the factor on B A; `reference_rank` is
+    the largest rank that the reference's adapter can reach.
+    """
+
+    weights: int
+    share: float
+    bytes: int
+    scale: float
+    scale_formula: str
+    reference_rank: int
+    reference_bytes: int
+
+    def __str__(self) -> str:
+        """Return one line about it."""
+        return (
+            f"{self.weights:,} weights are trained, {100 * self.share:.3g} % of the model's ({shown_bytes(self.bytes)}); scale "
+            f"{self.scale:g} = {self.scale_formula}; reference of rank {self.reference_rank} at most "
+            f"({shown_bytes(self.reference_bytes)})"
+        )
+
+
+def adapter_summary(config: RunConfig, model: ModelShape | Outline | None) -> AdapterSummary | None:
+    """Return what a run's adapter is; None without `model.lora`, or where no layer gets one, or no layer is known."""
+    lora = config.model.lora
+    size = None if model is None else adapter_size(config, model.linear_layers)
+    if model is None or size is None or lora is None or not size.weights:
+        return None
+    alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
+    return AdapterSummary(
+        weights=size.weights,
+        share=size.weights / model.parameters,
+        bytes=BYTES_PER_WEIGHT * size.weights,
+        scale=lora.scale,
+        scale_formula=f"alpha {alpha:g} / rank {lora.rank}",
+        reference_rank=reference_rank(config, lora),
+        reference_bytes=BYTES_PER_WEIGHT * size.reference,
+    )
+
+
+def look_at_adapter(
+    config: RunConfig, layers: Mapping[str, Sides] | None, outline: Outline | None = None
+) -> tuple[list[str], list[str]]:
+    """Return (why a run cannot have its adapter, what is doubtful about it), each in one line.
+
+    Args:
+        config: of the run.
+        layers: of its model that can have one; None where its files do not tell, or are not here.
+        outline: of its model, if that is known.
+    """
+    lora, warnings = config.model.lora, list[str]()
+    if lora is None:
+        return [], []
+    faults = [] if layers is None else [*layer_faults(lora, layers)]
+    if outline is not None and (unreached := unreached_by(config, outline)) is not None:
+        warnings.append(unreached)
+    if lora.init_from is None:
+        return faults, warnings
+    what = f"{START} {name_of(lora.init_from, 200)}"
+    try:
+        folder = model_here(lora.init_from)
+        if folder is None:
+            lacking = sorted({ADAPTER_CONFIG, ADAPTER_WEIGHTS} - set(files_on_hub(START, lora.init_from)))
+            return [*faults, *(f"{what}: the hub's repository has no {name}" for name in lacking)], warnings
+        facts, broken = read_adapter(folder), not_finite(folder)
+    except ModelError as error:
+        return [*faults, str(error) if str(error).startswith(START) else f"{START}: {error}"], warnings
+    if broken is not None:
+        faults.append(f"{what}: {broken}")
+    source, base = config.model.source, facts.base_name
+    if base is not None and base != source and Path(base).expanduser().resolve() != Path(source).expanduser().resolve():
+        warnings.append(
+            f"{what}: was trained on {name_of(base, 200)}, and model.source is {name_of(source, 200)}; it fits no other weights"
+        )
+    return [*faults, *_differences(lora, facts, what, layers or {})], warnings
+
+
+def _differences(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mapping[str, Sides]) -> Iterator[str]:
+    """Yield how the adapter that a run begins with differs from that of the configuration."""
+    if facts.rank != lora.rank:
+        yield f"model.lora.rank: {lora.rank} here, {facts.rank} in {what}; set it to {facts.rank}"
+    elif not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
+        yield (
+            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what} "
+            f"({facts.scale_formula}); set it to {facts.alpha_scale * facts.rank!r}"
+        )
+    if others := sorted(name for name, sides in facts.shapes.items() if layers and layers.get(name) != sides):
+        yield (
+            f"{what}: adapts {few_names(others, SHOWN)}, which the model in model.source does not have in that shape; it is "
+            "another model's"
+        )
+        return
+    wanted = dict(layers_with_adapter(lora, layers or facts.shapes))
+    if different := sorted(wanted.keys() ^ facts.shapes.keys()):
+        ends = sorted({name.rpartition(".")[2] for name in facts.shapes})
+        yield (
+            f"{TARGETS}: names other layers than those of {what} (among them {few_names(different, SHOWN)}), which adapts "
+            f"{len(facts.shapes)}; set it to [{', '.join(ends)}], or to their whole names"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,31 +199,36 @@ def check_start(
         run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
         is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
-    faults = _refusal(lambda: _require_model_of(config))
+    program = interpreter(config.training.python)
+    if shutil.which(program) is None:
+        return Preflight(faults=(f"training.python: {program!r} is no program that can be run",), warnings=())
+    source, of_model, disk = config.model.source, list[str](), list[str]()
+    with _refusals(of_model):
+        require_model(source)
+        if config.data.chat_template and lacks_chat_template(source):
+            raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
     seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
-    try:
-        with contextlib.ExitStack() as both:
-            outline_of_model = (lambda: None) if faults else both.enter_context(_looking_at_model(config, faults))
-            rehearsed = both.enter_context(_process("data", config, folders, seconds))
-            own = [*_device_faults(config), *(_server_faults(config) if is_tracked else ())]
-            own += _refusal(lambda: require_sampler([config]))
-            disk = _refusal(lambda: _require_disk_of(config, run_path))
-            outline, found = outline_of_model(), rehearsed()  # beside the rest
-    except ConfigError as error:
-        return Preflight(faults=(str(error),), warnings=())
+    with ThreadPoolExecutor() as beside:
+        of_data = beside.submit(_look, "data", config, folders, seconds)
+        outlined = None if of_model else beside.submit(_outline, config, of_model)
+        own = [] if config.training.device != "cuda" or gpu_memory() is not None else [NO_GPU]
+        own += _server_faults(config) if is_tracked else ()
+        with _refusals(own):
+            require_sampler([config])
+        with _refusals(disk):
+            _require_disk_of(config, run_path)
+    found, outline = of_data.result(), None if outlined is None else outlined.result()
     shape = shape_for(config, outline)
     fit = None if shape is None else fit_of(config, shape)
-    layers = outline.linear_layers if outline is not None else None if shape is None else shape.linear_layers
+    model = outline or shape
     bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
-    of_adapter, doubtful = look_at_adapter(config, layers, outline)
-    faults = [*own, *faults, *disk, *bound, *of_adapter, *memory_faults(fit), *found["faults"]]
-    warnings = [*unbound, *doubtful, *(() if fit is None else fit.warnings())]
+    of_adapter, doubtful = look_at_adapter(config, None if model is None else model.linear_layers, outline)
     return Preflight(
-        faults=tuple(faults),
-        warnings=(*warnings, *found["warnings"]),
+        faults=(*own, *of_model, *disk, *bound, *of_adapter, *memory_faults(fit), *found["faults"]),
+        warnings=(*unbound, *doubtful, *(() if fit is None else fit.warnings()), *found["warnings"]),
         notes=tuple(found["notes"]),
         fit=fit,
-        adapter=adapter_summary(config, outline or shape),
+        adapter=adapter_summary(config, model),
     )
 
 
@@ -118,10 +240,11 @@ def check_elsewhere(config: RunConfig, device_memory: int) -> Preflight:
         device_memory: bytes of its GPU.
     """
     lora, shape = config.model.lora, shape_for(config)
-    fit = None if shape is None else fit_of(config, shape, device_memory)
-    layers = () if lora is None or shape is None else layer_faults(lora, shape.linear_layers)
-    warnings = () if fit is None else fit.warnings()
-    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=warnings, fit=fit, adapter=adapter_summary(config, shape))
+    if shape is None:
+        return Preflight(faults=(), warnings=())
+    fit, layers = fit_of(config, shape, device_memory), () if lora is None else layer_faults(lora, shape.linear_layers)
+    faults, adapter = (*layers, *memory_faults(fit)), adapter_summary(config, shape)
+    return Preflight(faults=faults, warnings=fit.warnings(), fit=fit, adapter=adapter)
 
 
 def require_start(
@@ -140,9 +263,8 @@ def require_start(
     return found.warnings
 
 
-@contextlib.contextmanager
-def _looking_at_model(config: RunConfig, faults: list[str]) -> Iterator[Callable[[], Outline | None]]:
-    """Yield what waits for the outline of a run's model; what is wrong with the model is added to `faults`.
+def _outline(config: RunConfig, faults: list[str]) -> Outline | None:
+    """Return the outline of a run's model; what is wrong with the model is added to `faults`.
 
     What was found of a folder is kept until a file of the folder changes. There is no outline of a model that is not here, or
     that was made here.
@@ -150,105 +272,71 @@ def _looking_at_model(config: RunConfig, faults: list[str]) -> Iterator[Callable
     source = config.model.source
     folder = None if source.startswith((bundled.PREFIX, scratch.PREFIX)) else model_here(source)
     if folder is None:
-        yield lambda: None
-        return
-    kept = cache_folder() / "outlines" / f"{_model_identity(config, folder)}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        outline = Outline.of(json.loads(kept.read_bytes()))
-        yield lambda: outline
-        return
-    with _process("model", config, (), MODEL_SECONDS) as findings:
-
-        def wait() -> Outline | None:
-            found = findings()
-            faults.extend(found["faults"])
-            if found["faults"] or not found["outline"]:
-                return None
-            with contextlib.suppress(OSError):  # a cache that cannot be written
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_json(kept, found["outline"][0])
-            return Outline.of(found["outline"][0])
-
-        yield wait
-
-
-def _model_identity(config: RunConfig, folder: Path) -> str:
-    """Return a digest of all that decides what is found in a folder."""
+        return None
     files = [file for file in (*folder.iterdir(), *MODEL_CODE.rglob("*.py")) if file.is_file()]
     versions = [importlib.metadata.version(name) for name in ("transformers", "torch")]
     facts = (files_identity(files), versions, config.training.python, config.model.trust_remote_code)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    kept = cache_folder() / "outlines" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
+    if kept.exists():
+        return Outline.of(read_json(kept))
+    found = _look("model", config, (), MODEL_SECONDS)
+    faults += found["faults"]
+    if found["faults"] or not found["outline"]:
+        return None
+    with contextlib.suppress(OSError):  # a cache that cannot be written
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, found["outline"][0])
+    return Outline.of(found["outline"][0])
 
 
-@contextlib.contextmanager
-def _process(part: str, config: RunConfig, folders: Sequence[str], seconds: float) -> Iterator[Callable[[], Findings]]:
-    """Start `rehearsal.py`, and yield what waits for its findings; whatever it has started is killed at the end.
+def _look(part: str, config: RunConfig, folders: Sequence[str], seconds: float) -> dict[str, list[Any]]:
+    """Return what `rehearsal.py` finds: faults, warnings, notes, outline; whatever it has started is killed at the end.
 
     Args:
         part: of the run that is looked at, `model` or `data`.
         config: of the run.
         folders: from which reward functions are imported, beside what is installed.
-        seconds: that it may take from when it is waited for.
-
-    Raises:
-        ConfigError: `training.python` is no program.
+        seconds: that it may take; what it was doing when it died or hung is a fault.
     """
     program = interpreter(config.training.python)
-    with (
-        held_lifeline() as lifeline,
-        tempfile.TemporaryFile() as facts,
-        tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as errors,
-    ):
-        facts.write(json.dumps({"config": config.model_dump(mode="json"), "folders": list(folders)}).encode())
-        facts.seek(0)
-        with raised_as(ConfigError, f"training.python: {program!r} is no program that can be run ({{cause}})", OSError):
-            process = subprocess.Popen(
-                [program, "-m", MODULE, part],
-                stdin=facts,
-                stdout=output,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": python_path(), LIFELINE_VARIABLE: str(lifeline)},
-                pass_fds=(lifeline,),
-                start_new_session=True,
-            )
+    facts = json.dumps({"config": config.model_dump(mode="json"), "folders": list(folders)})
+    with held_lifeline() as lifeline, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [program, "-m", MODULE, part],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env={**os.environ, "PYTHONPATH": python_path(), LIFELINE_VARIABLE: str(lifeline)},
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        )
         try:
-            yield lambda: _findings(process, program, seconds, output, errors)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(facts.encode(), seconds)
+            code = process.returncode
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _findings(process: subprocess.Popen[bytes], program: str, seconds: float, output: IO[bytes], errors: IO[bytes]) -> Findings:
-    """Wait for a process; return what it found, and what it was doing when it died or hung."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    output.seek(0)
+        output.seek(0)
+        errors.seek(0)
+        lines, last = output.read().splitlines(), errors.read()[-10_000:].decode(errors="replace").strip().split("\n")[-1]
     found = defaultdict[str, list[Any]](list, {"doing": [f"training.python {program}"]})
-    for kind, content in map(json.loads, output.read().splitlines()):
+    for kind, content in map(json.loads, lines):
         found[kind].append(content)
-    doing, code = found["doing"][-1], process.returncode
+    doing = found["doing"][-1]
     if code is None:
         remedy = f"; {doing.partition('.fn')[0]}.dry_run=false does not call it" if doing.startswith("rewards") else ""
         found["faults"].append(f"{doing}: has not returned after {seconds:.0f} s and was killed{remedy}")
     elif code != 0 or doing:
-        errors.seek(0)
-        last = errors.read()[-10_000:].decode(errors="replace").strip().split("\n")[-1]
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        words = f"{ended}: {cause(RuntimeError(last))}" if last else ended
-        found["faults"].append(f"{doing}: its process died ({words})")
+        found["faults"].append(f"{doing}: its process died ({ended}{f': {cause(RuntimeError(last))}' if last else ''})")
     return found
-
-
-def _device_faults(config: RunConfig) -> Iterator[str]:
-    if config.training.device == "cuda" and gpu_memory() is None:
-        yield "training.device: cuda, and this machine has no GPU"
 
 
 def _server_faults(config: RunConfig) -> Iterator[str]:
     """Yield why the tracking server cannot be reached, if there is one that is reached directly."""
-    uri = _tracking_uri(config)
+    uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
     try:
         parts = urlsplit(uri)
         if parts.scheme not in PORTS or (getproxies().get(parts.scheme) and not proxy_bypass(parts.hostname or "")):
@@ -261,43 +349,30 @@ def _server_faults(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _tracking_uri(config: RunConfig) -> str:
-    return config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
-
-
-def _refusal(check: Callable[[], object]) -> list[str]:
-    """Return the message with which a check refuses, if it does."""
+@contextlib.contextmanager
+def _refusals(faults: list[str]) -> Iterator[None]:
     try:
-        check()
+        yield
     except GrpoError as error:
-        return [str(error)]
-    return []
-
-
-def _require_model_of(config: RunConfig) -> None:
-    require_model(config.model.source)
-    if config.data.chat_template and lacks_chat_template(config.model.source):
-        source = config.model.source
-        raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
+        faults.append(str(error))
 
 
 def _require_disk_of(config: RunConfig, run_path: Path | None) -> None:
     model = model_here(config.model.source)
     weights = None if model is None else kept_weights(config, model)
-    if weights is None:  # printed and checked once the model is here
-        return
-    uri = _tracking_uri(config)
-    # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
-    tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))
-    require_disk("the run", disk_need(config, weights, tracked_here=tracked_here), run_path or RUNS_FOLDER)
+    if weights is not None:  # else it is printed and checked once the model is here
+        uri = config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or ""
+        # A server keeps artifacts on a disk of its own; one that is no address is refused elsewhere.
+        need = disk_need(config, weights, tracked_here="://" not in uri or uri.startswith(("file:", "sqlite:")))
+        require_disk("the run", need, run_path or RUNS_FOLDER)
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:
     """Yield a refusal where the states alone do not fit: no size of a pass makes them smaller."""
     if fit is not None and fit.available is not None and fit.need.states > fit.available:
-        offloaded = fit.offloaded_states
-        helps = offloaded is not None and offloaded <= fit.available
-        remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), " if offloaded is not None and helps else ""
+        offloaded, remedy = fit.offloaded_states, ""
+        if offloaded is not None and offloaded <= fit.available:
+            remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), "
         yield (
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
             f"{remedy}take a smaller model, or a machine with more memory"

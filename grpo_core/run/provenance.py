@@ -12,30 +12,112 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig
+from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError, listed
 from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.lora.targets import START
-from grpo_core.policy.saved import stored_initial
+from grpo_core.policy.saved import list_checkpoints, stored_initial
+from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
 from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.folder import RunDir
-from grpo_core.run.start_weights import (
-    BASE,
-    DIGESTS,
-    FOLDERS,
-    StartWeights,
-    config_here,
-    other_weights,
-    require_base,
-    sources_of,
-    start_folders,
-    start_weights,
-    weights_here,
-    where_it_was,
-)
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
+
+BASE = "model.source"
+DIGESTS = {BASE: "model_digest", START: "adapter_digest"}
+"""What the provenance calls the digest of each."""
+FOLDERS = "folders"
+"""In it: where each of the two lay, if it was a folder."""
+SHOWN, DIGEST_LENGTH = 12, 64
+"""Digits of a digest, in a message and in all."""
+
+
+def sources_of(config: RunConfig) -> dict[str, str]:
+    """Return what names the weights with which a configuration begins, by key."""
+    start = None if config.model.lora is None else config.model.lora.init_from
+    return {BASE: config.model.source, **({} if start is None else {START: start})}
+
+
+def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> dict[str, str]:
+    """Return the SHA-256 of the weights with which a configuration begins, as the provenance holds them.
+
+    Args:
+        config: of a run.
+        folder: of its model.
+        digest: of the weights in a folder.
+
+    Raises:
+        ModelError: the adapter cannot be found.
+    """
+    start = sources_of(config).get(START)
+    return {DIGESTS[BASE]: digest(folder), **({} if start is None else {DIGESTS[START]: digest(resolve_adapter(start))})}
+
+
+def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> dict[str, str]:
+    """Return the same as `start_weights`, without the adapter where it is not on this machine."""
+    start = sources_of(config).get(START)
+    adapter = None if start is None else model_here(start)
+    return {DIGESTS[BASE]: digest(folder), **({} if adapter is None else {DIGESTS[START]: digest(adapter)})}
+
+
+def policy_digest(weights: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the initial policy: that of its model, or of both."""
+    digests = [weights[key] for key in DIGESTS.values() if key in weights]
+    return digests[0] if len(digests) == 1 else hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+
+
+def config_here(run_dir: RunDir) -> RunConfig:
+    """Return the configuration of a run as it works from any folder.
+
+    Model and adapter that are no folders here are looked for where they lay when the run began: a path may be a relative one.
+    """
+    config = run_dir.read_config()
+    facts = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
+    lacking = {key for key, source in sources_of(config).items() if folder_of(source) is None}
+    moved = {key: place for key, place in facts.get(FOLDERS, {}).items() if key in lacking and Path(place).is_dir()}
+    return validate_config(apply_overrides(config.model_dump(mode="json"), moved)) if moved else config
+
+
+def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) -> Path:
+    """Return the folder of a run's model, or where that is gone or holds other weights, of the run's own newest policy.
+
+    A run that trains all weights has in its checkpoints what it takes to resume: configuration, tokenizer and weights here, and
+    the initial policy beside them (`policy/checkpoint.py`).
+
+    Args:
+        run_dir: of the run.
+        digest: of the weights in a folder.
+
+    Raises:
+        ModelError: it cannot be found.
+    """
+    model, recorded = config_here(run_dir).model, run_dir.read_provenance().get(DIGESTS[BASE])
+    own = list_checkpoints(run_dir.checkpoints) if model.lora is None and stored_initial(run_dir.checkpoints) else []
+    try:
+        folder = resolve_model(model.source, model.trust_remote_code)
+        if not own or recorded in (None, digest(folder)):
+            return folder
+    except ModelError:
+        if not own:
+            raise
+    return own[-1] / "policy"
+
+
+def other_weights(facts: Mapping[str, Any], config: RunConfig, found: Mapping[str, str], what: str) -> dict[str, str]:
+    """Return {key: sentence with both digests} of the weights that are others than those that were recorded.
+
+    Args:
+        facts: the provenance of a run; empty where none is known.
+        config: of the run.
+        found: the weights that are there now; an adapter that is not there is not compared.
+        what: was done with those that were recorded, as the end of a sentence.
+    """
+    return {
+        key: f"{key} {source}: has weights (SHA-256 {digest[:SHOWN]}) that are not those {what} ({recorded[:SHOWN]})"
+        for key, source in sources_of(config).items()
+        if (digest := found.get(DIGESTS[key])) is not None and (recorded := facts.get(DIGESTS[key], digest)) != digest
+    }
+
 
 BUILT_FROM_VARIABLE = "GRPO_BUILT_FROM"
 """Set in an image, which has no repository: a JSON file with the commit that it was built from and what was changed since."""
@@ -63,7 +145,11 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         weights: `model_digest` and, if it begins with an adapter, `adapter_digest`.
     """
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
-    cuda, cudnn = _cuda_versions() if names else (None, None)
+    cuda = cudnn = None
+    if names:
+        import torch
+
+        cuda, cudnn = torch.version.cuda, str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # torch's own
     commit, diff = source_state()
     return {
         "git_commit": commit,
@@ -81,23 +167,12 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         "cuda": cuda,
         "cudnn": cudnn,
         "environment": kernel_variables(),
-        "config_digest": config_digest(config),
+        "config_digest": _digest(json.dumps({key: of for key, of in config.items() if key != "tracking"}, sort_keys=True)),
         "data_digest": data_digest,
         **weights,
         "seed": config["training"]["seed"],
         "data_seed": config["data"]["seed"],
     }
-
-
-def write_provenance(provenance: Mapping[str, Any], path: Path) -> None:
-    """Write it as JSON that only its owner can read: the diff may hold anything."""
-    write_json(path, provenance, private=True)
-
-
-def config_digest(config: dict[str, Any]) -> str:
-    """Return the SHA-256 of a resolved configuration, independent of key order and of where the run is tracked."""
-    settings = {section: values for section, values in config.items() if section != "tracking"}
-    return _digest(json.dumps(settings, sort_keys=True))
 
 
 FACTS = {
@@ -120,8 +195,6 @@ FACTS = {
     "adapter_digest": "adapter",
 }
 """What each field is called; before the keys of those that hold several."""
-LONG = 120
-"""Longer values are cut."""
 
 
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -143,37 +216,22 @@ def _digest(text: str) -> str:
 
 
 def _pairs(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """Return (name, value, value), for each key where the values are mappings."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return [(name, before, now)]
     return [(f"{name}{key}", before.get(key), now.get(key)) for key in sorted({*before, *now})]
 
 
 def _shown(value: Any) -> str:
-    if value is None or value in ("", []):
-        return "none"
-    text = ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
-    digest = len(text) == 64 and set(text) <= set("0123456789abcdef")
-    if digest or "\n" in text:
-        return text[:12] if digest else f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
-
-
-def _cuda_versions() -> tuple[str | None, str | None]:
-    """Return the versions of CUDA and cuDNN that torch brings, without touching a GPU."""
-    import torch
-
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]  # torch's own
-    return torch.version.cuda, None if cudnn is None else str(cudnn)
+    text = ", ".join(value) if isinstance(value, list) else str(value or "")
+    return text[:SHOWN] if len(text) == DIGEST_LENGTH else text or "none"
 
 
 def source_state() -> tuple[str | None, str]:
     """Return the commit of this code and what was changed since: of the repository, else of the image."""
     commit = _git("rev-parse", "HEAD")
     if commit is None and (file := os.environ.get(BUILT_FROM_VARIABLE)):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            built_from = read_json(Path(file))
-            return built_from["git_commit"], str(built_from["git_diff"])
+        built_from = read_json(Path(file))
+        return built_from["git_commit"], built_from["git_diff"]
     return commit, _git("diff", "HEAD") or ""
 
 
@@ -218,54 +276,43 @@ def note_inputs(
         digest: of the weights in a folder.
 
     Raises:
-        ModelError: a resumed or repeated run would begin with another initial policy, or the adapter with which a run begins
-            was trained on another base.
+        ModelError: a resumed or repeated run would begin with another initial policy.
     """
     config, is_resumed = config_here(run_dir), run_dir.provenance_file.exists()
     found = _found(run_dir, config, model, digest, report)
     first = run_dir if is_resumed else RunDir(run_dir.original)
     earlier: Mapping[str, Any] = first.read_provenance()
-    if earlier:
-        _refuse_other_weights(earlier, first.read_config(), run_dir.read_config(), found)
-    require_base(config, model, digest)
-    provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
-    if earlier:
-        known = {raised.text for raised in monitor_alerts(run_dir)}
-        for difference in environment_differences(earlier, provenance):
-            report(f"environment: {difference}")
-            alert = f"resumed in another environment: {difference}"
-            if is_resumed and alert not in known:
-                add_alert(run_dir, 0, alert)
+    before, now = sources_of(first.read_config()) if earlier else {}, sources_of(run_dir.read_config())
+    others = other_weights(earlier, first.read_config(), found, "with which this run began") if earlier else {}
+    # A repetition may be given others by another name.
+    faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
+    if faults:
+        raise ModelError(listed(faults))
+    provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found)
+    known = {raised.text for raised in monitor_alerts(run_dir)}
+    for difference in environment_differences(earlier, provenance):
+        report(f"environment: {difference}")
+        alert = f"resumed in another environment: {difference}"
+        if is_resumed and alert not in known:
+            add_alert(run_dir, 0, alert)
     if not is_resumed:
-        write_provenance({**provenance, FOLDERS: start_folders(config)}, run_dir.provenance_file)
+        places = {key: str(folder.absolute()) for key, source in sources_of(config).items() if (folder := folder_of(source))}
+        # Only its owner can read it: the diff may hold anything.
+        write_json(run_dir.provenance_file, {**provenance, FOLDERS: places}, private=True)
 
 
 def _found(
     run_dir: RunDir, config: RunConfig, model: Path, digest: Callable[[Path], str], report: Callable[[str], None]
-) -> StartWeights:
+) -> dict[str, str]:
     """Return the weights that are there; what a run that has stored its initial policy does not need may be gone."""
     if model.is_relative_to(run_dir.checkpoints):  # the initial policy beside it has its digest in each checkpoint
-        report(
-            f"{BASE} {config.model.source} is gone, or has other weights; the run's own copy in {run_dir.checkpoints} is used"
-        )
-        return StartWeights(base=run_dir.read_provenance()[DIGESTS[BASE]])
+        copy = f"the run's own copy in {run_dir.checkpoints} is used"
+        report(f"{BASE} {config.model.source} is gone, or has other weights; {copy}")
+        return {DIGESTS[BASE]: run_dir.read_provenance()[DIGESTS[BASE]]}
     try:
         return start_weights(config, model, digest)
-    except ModelError as error:
+    except ModelError:
         if stored_initial(run_dir.checkpoints) is None:
-            raise ModelError(f"{error}{where_it_was(run_dir, START)}") from error
+            raise
         report(f"{START}: the adapter with which this run began is not there; its copy in {run_dir.checkpoints} is used")
         return weights_here(config, model, digest)
-
-
-def _refuse_other_weights(earlier: Mapping[str, Any], first: RunConfig, config: RunConfig, found: StartWeights) -> None:
-    """Refuse other weights under the same name; a repetition may be given others by another name.
-
-    Raises:
-        ModelError: names the key, and both digests.
-    """
-    others = other_weights(earlier, first, found, "with which this run began")
-    before, now = sources_of(first), sources_of(config)
-    faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
-    if faults:
-        raise ModelError(listed(faults))

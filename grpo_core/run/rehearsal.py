@@ -7,21 +7,20 @@ beside the other checks, and because the transformers that counts is that of the
 is dropped.
 """
 
+import contextlib
 import gc
 import importlib
 import inspect
 import itertools
 import json
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_core.config import DataConfig, RunConfig, validate_config
+from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
 from grpo_core.data.prompts import check_rows, count_held_out, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
@@ -29,12 +28,8 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
-from grpo_core.rewards.simple import FORMAT, MAX_CHARACTERS
-from grpo_core.run.imports import import_from
+from grpo_core.run.child import import_from
 from grpo_core.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
@@ -42,8 +37,6 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
-NOT_OPTIONAL = r"\\?<{tag}\\?>(?!(\\[sn][*+?]?|\s)*\)(\?|\*|\{{0))"
-"""A tag in a regular expression that is not the end of an optional group."""
 UNUSED = ("scipy", "sklearn")
 """Packages that transformers imports where they are installed, for losses that no language model has: a third of a second."""
 Line = tuple[str, Any]
@@ -51,7 +44,11 @@ Line = tuple[str, Any]
 
 
 def look_at_model(config: RunConfig) -> Iterator[Line]:
-    """Yield the outline of a run's model, made as the training will load it but for the values of its weights, or its fault."""
+    """Yield the outline of a run's model, made as the training will load it but for the values of its weights.
+
+    Raises:
+        GrpoError: it cannot be loaded.
+    """
     if not config.model.trust_remote_code:  # which may need them
         sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None = there is no such module
     from grpo_core.policy.loading import check_folder
@@ -59,25 +56,28 @@ def look_at_model(config: RunConfig) -> Iterator[Line]:
     yield "doing", f"model.source {config.model.source}"
     folder = model_here(config.model.source)
     assert folder is not None
-    try:
-        yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
-    except GrpoError as error:
-        yield "faults", str(error)
+    yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
 
 
 def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
-    """Yield what is wrong, doubtful or worth a look in the first rows of a run and what its reward functions make of them."""
+    """Yield what is wrong, doubtful or worth a look in the first rows of a run and what its reward functions make of them.
+
+    Raises:
+        GrpoError: the rows cannot be used.
+    """
     yield "doing", f"data.source {config.data.source}"
-    most = MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
-    try:
-        rows = read_rows(config.data, None if _is_read_whole(config.data) else most)
-        check_rows(rows, config.data)
-        prompts = untokenized(rows, config)
-        yield from _few_prompts(prompts, rows[:most], config, is_all=_is_read_whole(config.data) or len(rows) < most)
-    except GrpoError as error:
-        yield "faults", str(error)
-        return
-    yield from (("warnings", text) for text in data_warnings(prompts, config))
+    kind, _, name = config.data.source.partition(":")
+    is_whole = kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
+    most = MADE if kind == "reasoning_gym" else max(ROWS, config.rollout.num_prompts_per_step)
+    rows = read_rows(config.data, None if is_whole else most)
+    check_rows(rows, config.data)
+    prompts, answers = untokenized(rows, config), defaultdict[str, set[str]](set)
+    yield from _few_prompts(prompts, rows[:most], config, is_all=is_whole or len(rows) < most)
+    for prompt in prompts:
+        answers[repr(prompt.content)].add(str(prompt.columns.get("answer")))
+    if several := sum(len(found) > 1 for found in answers.values()):
+        key = f"data.answer_column {config.data.answer_column!r}"
+        yield "warnings", f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
     for index, reward in enumerate(config.rewards):
         yield "doing", f"rewards.{index}.fn {reward.fn}"
         try:
@@ -86,12 +86,18 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
             yield "faults", str(error)
         except SystemExit as error:
             yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
-    yield from _rule_faults(config)
-
-
-def _is_read_whole(data: DataConfig) -> bool:
-    kind, _, name = data.source.partition(":")
-    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
+    for index, rule in enumerate(config.monitor.rules):  # none is called, as there is no figure yet
+        if rule.function is None:
+            continue
+        what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
+        yield "doing", what
+        try:
+            inspect.signature(getattr(importlib.import_module(module), attribute)).bind([], **rule.options)
+        except TypeError as error:
+            options = "".join(f", {name}=..." for name in rule.options)
+            yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
+            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
 
 
 def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
@@ -102,7 +108,11 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
     """
     data, most, asked = config.data, config.rollout.max_prompt_tokens, config.rollout.num_prompts_per_step
     folder, kept = model_here(config.model.source), list(prompts)
-    tokenizer = None if folder is None else _tokenizer(folder)
+    tokenizer = None
+    with contextlib.suppress(Exception):  # one that cannot be read is refused by the look at the model
+        from transformers import PreTrainedTokenizerFast  # half a second; torch, which AutoTokenizer imports, takes two more
+
+        tokenizer = None if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
     if folder is not None and tokenizer is not None and not (data.chat_template and tokenizer.chat_template is None):
         ends = end_tokens_of(folder, tokenizer)
         made = [prompt for prompt in tokenized(first, data, tokenizer, most, ends) if prompt is not None]
@@ -117,7 +127,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
         for prompt in made[:1]:
             yield "notes", f"the first prompt ends with …{end_of(prompt, tokenizer)!r}"
             yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
-            yield from (("warnings", text) for text in _formats_out_of_reach(prompt, end_of(prompt, tokenizer), config))
     if not is_all:
         return
     found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
@@ -127,71 +136,6 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
             f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
             "prompts repeat within a step",
         )
-
-
-def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer of a model's folder; None where it cannot be read, which the look at the model refuses."""
-    # Half a second; torch, which AutoTokenizer imports, would take two more.
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(folder)
-    except Exception:  # noqa: BLE001  (as above)
-        return None
-
-
-def _formats_out_of_reach(prompt: Prompt, end: str, config: RunConfig) -> Iterator[str]:
-    """Yield that a prompt begins with a tag what a pattern wants to begin with it in the completion."""
-    question = prompt.text if isinstance(prompt.content, str) else prompt.content[-1]["content"].strip()
-    after = prompt.text.rpartition(question)[2] if question in prompt.text else ""
-    last = re.findall(r"<(\w+)>\s*$", prompt.text)
-    tags = [*last, *(tag for tag in re.findall(r"<(\w+)>", after) if f"</{tag}>" not in after)]
-    for index, reward in enumerate(config.rewards):
-        pattern = str(reward.args.get("pattern", FORMAT))
-        wanted = [tag for tag in tags if re.search(NOT_OPTIONAL.format(tag=tag), pattern)]
-        if reward.fn == "format" and wanted:
-            yield (
-                f"rewards.{index}.fn format: prompts end with …{end!r}, and the pattern {pattern!r} wants <{wanted[0]}> in the "
-                f"completion, so it scores 0 if the policy does not repeat the tag; leave it out of "
-                f"rewards.{index}.args.pattern, or out of the prompt"
-            )
-
-
-def data_warnings(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[str]:
-    """Yield what is doubtful about gold answers."""
-    if config.data.answer_column is None:
-        return
-    key, answers = f"data.answer_column {config.data.answer_column!r}", defaultdict[str, set[str]](set)
-    for prompt in prompts:
-        answers[repr(prompt.content)].add(str(prompt.columns["answer"]))
-    if several := sum(len(found) > 1 for found in answers.values()):
-        yield f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
-    is_maths = any(reward.fn == "math_answer" for reward in config.rewards)
-    long = [prompt.id for prompt in prompts if is_maths and len(str(prompt.columns["answer"])) > MAX_CHARACTERS]
-    if long:
-        yield (
-            f"{key}: {len(long)} gold answer(s) have more than {MAX_CHARACTERS} characters, the first is row {long[0]}; "
-            f"math_answer reads the last {MAX_CHARACTERS} of a completion"
-        )
-
-
-def _rule_faults(config: RunConfig) -> Iterator[Line]:
-    """Yield the functions of rules that cannot be imported or called; none is called, as there is no figure yet."""
-    for index, rule in enumerate(config.monitor.rules):
-        if rule.function is None:
-            continue
-        what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
-        yield "doing", what
-        try:
-            signature = inspect.signature(getattr(importlib.import_module(module), attribute))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
-            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
-            continue
-        try:
-            signature.bind([], **rule.options)
-        except TypeError as error:
-            options = "".join(f", {name}=..." for name in rule.options)
-            yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
 
 
 def main() -> None:
@@ -204,9 +148,11 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as results:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         lines = look_at_model(config) if sys.argv[1] == "model" else look_at_data(config, folders)
-        for line in itertools.chain(lines, [("doing", "")]):
-            results.write(json.dumps(line) + "\n")
-            results.flush()
+        try:
+            for line in itertools.chain(lines, [("doing", "")]):
+                print(json.dumps(line), file=results, flush=True)
+        except GrpoError as error:
+            print(json.dumps(("faults", str(error))), json.dumps(("doing", "")), sep="\n", file=results, flush=True)
     os._exit(0)  # taking the modules down takes a second
 
 

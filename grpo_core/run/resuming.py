@@ -4,6 +4,7 @@ Also which runs can be resumed, and the command that does it, ready to be pasted
 """
 
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -12,15 +13,12 @@ from pathlib import Path
 from grpo_core.config.derived import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import process_runs, read_process_state
 from grpo_core.run.flow_folder import Kind, make_folder
-from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
+from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir, batch_limits
 from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
-from grpo_core.run.pass_sizes import batch_limits
-from grpo_core.run.summary import lost_completions, run_state
-from grpo_core.text import shell_word
+from grpo_core.run.summary import run_state
 
 POLL_SECONDS = 0.5
 
@@ -62,7 +60,7 @@ def remove_if_never_started(run_dir: RunDir, *, counts: Callable[[BaseException]
     try:
         yield
     except BaseException as error:
-        if counts(error) and not run_dir.has_started and run_dir.marker() is not None:
+        if counts(error) and not run_dir.has_started and run_dir.kind is not None:
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
 
@@ -82,21 +80,16 @@ def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
         FolderError: the folder is not ours, or another process works on the run.
     """
     with run_dir.locked():
-        _await_orphan(run_dir, report)
+        writer = lock_holder(run_dir.journal_file)
+        if writer is not None:
+            if writer != f"process {read_process_state(run_dir.process_file).pid}":
+                raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
+            report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
+        while lock_holder(run_dir.journal_file):
+            time.sleep(POLL_SECONDS)
         for leftover in (run_dir.stop_file, run_dir.process_file):
             leftover.unlink(missing_ok=True)
         yield
-
-
-def _await_orphan(run_dir: RunDir, report: Callable[[str], None]) -> None:
-    writer = lock_holder(run_dir.journal_file)
-    if writer is None:
-        return
-    if writer != f"process {read_process_state(run_dir.process_file).pid}":
-        raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
-    report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
-    while lock_holder(run_dir.journal_file):
-        time.sleep(POLL_SECONDS)
 
 
 def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
@@ -106,7 +99,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
         JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
         ConfigError: config.json was edited since the run began.
     """
-    if is_evaluation(run_dir):
+    if run_dir.kind == "evaluation":
         raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
     config, journal = run_dir.read_config(), check_run(run_dir)
     engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
@@ -115,9 +108,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     limits = batch_limits(run_dir)
     is_lowered = has_begun and repeatability(config).is_exact and limits.after() != limits.changes[0][1]
     repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
-    reached = max(map(step_of, list_checkpoints(run_dir.checkpoints)), default=0)  # what comes after it is made again
-    lost = lost_completions(run_dir, [record for record in journal.history if record.step <= reached])
-    return (*journal.notes, *lost, f"the resumed run repeats what it has done {repeats}")
+    return (*journal.notes, f"the resumed run repeats what it has done {repeats}")
 
 
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: CheckedJournal | None = None) -> str | None:
@@ -132,7 +123,7 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
     """
     try:
         is_held = lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
-        if not run_dir.config_file.exists() or is_held or is_evaluation(run_dir):
+        if not run_dir.config_file.exists() or is_held or run_dir.kind == "evaluation":
             return None
         if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
             return None
@@ -150,11 +141,4 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
 
 def path_argument(path: Path) -> str:
     """Return a path as an argument of a command in a shell, which is not taken for an option."""
-    text = str(path)
-    return shell_word(f"./{text}" if text.startswith("-") else text)
-
-
-def is_evaluation(run_dir: RunDir) -> bool:
-    """Return whether a folder holds what only evaluates."""
-    marker = run_dir.marker()
-    return marker is not None and marker.kind == "evaluation"
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))

@@ -6,9 +6,9 @@ and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks 
 run made for it in tests/integration/test_rules_of_runs.py.
 """
 
+import copy
 import importlib
 import itertools
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +20,11 @@ from typing import Any
 from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
-from grpo_core.machine.jsonfile import json_copy
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
-from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.child import end_process
-from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
+from grpo_core.run.child import end_process, import_as_at_start
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Record
-
-logger = logging.getLogger(__name__)
 
 Figures = Mapping[str, float]
 Breach = tuple[float, str]
@@ -38,23 +33,24 @@ MOST_TEXT = 500
 """Characters of what a function of a user's says that are kept."""
 FUNCTION_SECONDS = 60.0
 """By the clock; after it a function is not called again."""
+SYNCED = "; the reference is synchronised"
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One breach."""
+    """One breach: `value` crossed the bound, NaN where a function has decided; an earlier session may have `reported` it.
+
+    No rule ends an evaluation before or after the training: what is said is then `of_evaluation`.
+    """
 
     rule: RuleConfig
     step: int
     value: float
-    """What crossed the bound; NaN where a function has decided."""
     text: str
     reported: bool = False
-    """Whether an earlier session has reported it."""
     of_evaluation: bool = False
-    """Whether it is about an evaluation before or after the training, which no rule ends."""
 
     @property
     def stops(self) -> bool:
@@ -64,85 +60,61 @@ class Alert:
 
 @dataclass
 class _Window:
-    """One rule, and what it has seen since the window began."""
+    """One rule, and what it has `seen` since the window began: steps, each with its figure; of a custom rule, with all figures.
+
+    `function` is that of a custom rule, once it is imported; `first` the median of the first full window.
+    """
 
     rule: RuleConfig
     function: Callable[..., object] | None = None
-    """Of a custom rule, once it is imported."""
     first: float | None = None
-    """Median of the first full window."""
     is_breached: bool = False
     seen: deque[tuple[int, Any]] = field(init=False)
-    """Steps, each with its figure; of a custom rule, with all figures."""
 
     def __post_init__(self) -> None:
         self.seen = deque(maxlen=self.rule.steps)
 
     def observe(self, step: int, figures: Figures) -> Breach | None:
         """Take the figures of a step; return a breach that begins."""
-        rule = self.rule
+        rule, is_near = self.rule, False
         if rule.kind == "non_finite":
-            return self._begins(next(_not_finite(figures), None))
-        is_custom = rule.kind == "custom"
-        value = figures.get(rule.watched or "", math.nan)
-        if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
-            return None
-        known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
-        self.seen.append((step, known if is_custom else value))
-        if len(self.seen) < rule.steps:
-            return None
-        return self._begins(self._said()) if is_custom else self._compared()
+            breach = next(_not_finite(figures), None)
+        else:
+            is_custom, value = rule.kind == "custom", figures.get(rule.watched or "", math.nan)
+            if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
+                return None
+            known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
+            self.seen.append((step, known if is_custom else value))
+            if len(self.seen) < rule.steps:
+                return None
+            breach, is_near = (self._said(), False) if is_custom else self._compared()
+        begins = breach is not None and not self.is_breached
+        self.is_breached = breach is not None or (self.is_breached and is_near)
+        return breach if begins else None
 
     def forget(self) -> None:
         """Begin a new window: what was measured is of another reference."""
         self.seen.clear()
         self.is_breached = False
 
-    def _compared(self) -> Breach | None:
-        value, limit = self._measured(), self.rule.limit
+    def _compared(self) -> tuple[Breach | None, bool]:
+        """Return the breach of a full window, and whether it is so near to the bound that one has not ended."""
+        rule, traits, limit, (steps, values) = self.rule, self.rule.traits, self.rule.limit, zip(*self.seen, strict=True)
+        value = slope(steps, values) if rule.kind == "kl_rate" else float(median(values))
+        if rule.kind == "length_explosion":
+            self.first = self.first or value
+            value = value / self.first if self.first else math.nan
         if limit is None:
-            return None
-        if self._is_over(value, limit):
-            return self._begins((value, self._text(value, limit)))
-        is_near = self._is_over(value, limit / RELEASE if self.rule.traits.is_below else limit * RELEASE)
-        self.is_breached = self.is_breached and is_near
-        return None
-
-    def _measured(self) -> float:
-        steps, values = zip(*self.seen, strict=True)
-        if self.rule.kind == "kl_rate":
-            return slope(steps, values)
-        middle = float(median(values))
-        if self.rule.kind == "length_explosion":
-            self.first = self.first or middle
-            return middle / self.first if self.first else math.nan
-        return middle
-
-    def _is_over(self, value: float, limit: float) -> bool:
-        return value < limit if self.rule.traits.is_below else value > limit
-
-    def _begins(self, breach: Breach | None) -> Breach | None:
-        began = breach if not self.is_breached else None
-        self.is_breached = breach is not None
-        return began
-
-    def _text(self, value: float, limit: float) -> str:
-        rule, traits = self.rule, self.rule.traits
-        side = "below" if traits.is_below else "above"
-        what = "rises by " if rule.kind == "kl_rate" else "is "
+            return None, False
+        if not (value < limit if traits.is_below else value > limit):
+            return None, value < limit / RELEASE if traits.is_below else value > limit * RELEASE
+        side, what = "below" if traits.is_below else "above", "rises by " if rule.kind == "kl_rate" else "is "
         times = " times as long" if rule.kind == "length_explosion" else ""
         over = f" ({'slope' if rule.kind == 'kl_rate' else 'median'} of {rule.steps} steps)" if rule.steps > 1 else ""
-        return f"{rule.watched} {what}{value:.4g}{times}{over}, {side} the {traits.bound_name} of {limit:g}{traits.unit}"
-
-    def _called(self) -> object:
-        """Import a function, if that is still to be done, and call it."""
-        if self.function is None:
-            module, _, attribute = (self.rule.function or "").partition(":")
-            self.function = getattr(importlib.import_module(module), attribute)
-        return self.function([dict(figures) for _, figures in self.seen], **json_copy(self.rule.options))
+        crossed = f"{side} the {traits.bound_name} of {limit:g}{traits.unit}"
+        return (value, f"{rule.watched} {what}{value:.4g}{times}{over}, {crossed}"), True
 
     def _said(self) -> Breach | None:
-        """Return what a function says of the window."""
         name = self.rule.function or ""
         try:
             found = call_within(self._called, FUNCTION_SECONDS, name)
@@ -153,6 +125,12 @@ class _Window:
             return math.nan, f"{name} failed ({type(error).__name__}: {cause(error)})"
         return (math.nan, f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}") if found else None
 
+    def _called(self) -> object:
+        if self.function is None:
+            module, _, attribute = (self.rule.function or "").partition(":")
+            self.function = getattr(importlib.import_module(module), attribute)
+        return self.function([dict(figures) for _, figures in self.seen], **copy.deepcopy(self.rule.options))
+
 
 class RuleBook:
     """Checks every record; reports a breach once when it begins, and again only after it has ended."""
@@ -161,11 +139,7 @@ class RuleBook:
         """Begin with empty windows."""
         self.rules = rules
         self._windows = [_Window(rule) for rule in rules if rule.kind != "stalled"]
-        self._kept = None if any(rule.kind == "custom" for rule in rules) else {rule.watched for rule in rules}
-        """Figures that a window may need again; None = all."""
-        self._seen: list[tuple[int, Figures]] = []
-        self._synced: set[int] = set()
-        """Steps after which the reference was synchronised."""
+        self._records: list[Record] = []
         self._last_step = 0
         self._end: str | None = None
         """Status with which the training has ended."""
@@ -176,8 +150,10 @@ class RuleBook:
         self._silent = []
         if record.kind in ("start", "resume"):
             self._go_back(record.step)
-        if record.kind in ("start", "resume", "end"):
-            self._end = str(record.data.get("status")) if record.kind == "end" else None
+            self._end = None
+        if record.kind == "end":
+            self._end = str(record.data["status"])
+        self._records.append(record)
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
             return self._begun(record.step, record.metrics, [one for one in self._windows if one.rule.kind == "non_finite"])
@@ -188,8 +164,6 @@ class RuleBook:
 
     def observe(self, step: int, figures: Figures) -> list[Alert]:
         """Return the breaches that begin with the figures of a step."""
-        kept = {key: value for key, value in figures.items() if self._kept is None or key in self._kept}
-        self._seen.append((step, kept))
         self._last_step = step
         return self._begun(step, figures, self._windows)
 
@@ -199,26 +173,26 @@ class RuleBook:
         What was measured of a KL to the reference is of another one, so these windows begin anew, and so does that of a rule
         that has asked for the sync.
         """
-        self._synced.add(self._last_step)
         for window in self._windows:
             has_asked = any(alert.rule is window.rule and alert.rule.action == "sync" for alert in alerts)
             if window.rule.begins_at_syncs or has_asked:
                 window.forget()
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
-        found = [(window.rule, breach) for window in windows if (breach := window.observe(step, figures)) is not None]
-        return [Alert(rule=rule, step=step, value=value, text=_sentence(rule, step, text)) for rule, (value, text) in found]
+        found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
+        return [
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else ''}")
+            for rule, value, text in found
+        ]
 
     def _go_back(self, step: int) -> None:
         """Have the windows that there were after a step: those of later ones are taken back."""
         if self._last_step > step:
-            seen, synced = self._seen, self._synced
-            self._seen, self._synced = [], set()
+            kept = [record for record in self._records if record.step <= step]
             self._windows = [_Window(window.rule, window.function) for window in self._windows]
-            for at, figures in [one for one in seen if one[0] <= step]:
-                alerts = self.observe(at, figures)
-                if at in synced:
-                    self.note_sync(alerts)
+            self._records, self._last_step = [], 0
+            for record in kept:
+                self.check(record)
         self._last_step = step
 
     def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
@@ -264,30 +238,12 @@ def _says_nothing(_history: object, **_options: object) -> None:
     """Stand in for a function that hangs."""
 
 
-def _sentence(rule: RuleConfig, step: int, text: str) -> str:
-    return f"step {step}: {text}" + ("; the reference is synchronised" if rule.action == "sync" else "")
-
-
 def _not_finite(figures: Figures) -> Iterator[Breach]:
     """Yield the figures that are not finite and should be: of one prompt no standard error is known."""
     for key, value in figures.items():
         metric = find_metric(key)
         if not (math.isfinite(value) or (metric is not None and metric.is_error and math.isnan(value))):
             yield value, f"{key} is {value}, not a finite number"
-
-
-def alerts_of(run_dir: RunDir, records: Sequence[Record]) -> list[Alert]:
-    """Return the alerts of a run's records, those of custom rules as they were written down: no code of the run is run."""
-    rules = run_dir.read_config().monitor.rules
-    book = RuleBook([rule for rule in rules if rule.function is None])
-    found = [alert for record in records for alert in book.check(record)]
-    return found + [
-        Alert(rule=rule, step=alert.step, value=math.nan, text=alert.text)
-        for rule in rules
-        for alert in monitor_alerts(run_dir)
-        if rule.function is not None
-        and alert.text.startswith(tuple(f"step {alert.step}: {rule.function}{end}" for end in ": "))
-    ]
 
 
 class RunRules:
@@ -350,8 +306,5 @@ class RunRules:
             if alert.rule.kind == "stalled":
                 self._end(self._run_dir.process_file)
         self.alerts.append(alert.text)
-        try:
-            add_alert(self._run_dir, alert.step, alert.text)
-        except OSError:  # a full disk: whoever watches learns of it all the same
-            logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
+        add_alert(self._run_dir, alert.step, alert.text, alert.rule.name)
         return alert

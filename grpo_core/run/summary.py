@@ -1,36 +1,33 @@
 """A run in a few lines: where it is, and what it reached."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from grpo_core.errors import ranges
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import AnswerChanges, Estimate, answer_changes, paired_difference
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.run.alerts import all_alerts
 from grpo_core.run.child import process_runs
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RaisedAlert, RunDir, monitor_alerts
 from grpo_core.run.integrity import CheckedJournal, check_run
-from grpo_core.run.journal import Record, last_event
+from grpo_core.run.journal import Record, is_alert, last_event
 
-POLICIES = ("base", "final")
-"""Evaluated before and after training."""
 FIRST_STEPS = 5
 """With whose mean reward the report compares that of the last steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAfter:
-    """Held-out greedy accuracy before and after training, on the same prompts."""
+    """Held-out greedy accuracy before and after training, on the same prompts; the difference is paired over them.
+
+    The policy that is compared with the initial one was saved after `step`: not the last step of a run resumed since.
+    """
 
     step: int
-    """After which the policy was saved that is compared with the initial one; not the last step of a run resumed since."""
     num_prompts: int
     before: Estimate
     after: Estimate
     difference: Estimate
-    """Paired over prompts."""
     changes: AnswerChanges
 
     def lines(self) -> list[str]:
@@ -45,50 +42,41 @@ class BeforeAfter:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where a run is."""
+    """Where a run is: its last `step` record, alerts, and notes, what a reader of its figures should know about its journal.
+
+    `state` is `not started`, `running`, `finished`, `stopped`, `failed` or `died` (no end record and no process).
+    """
 
     state: str
-    """`not started`, `running`, `finished`, `stopped`, `failed` or `died` (no end record and no process)."""
     reason: str | None
     step: int
     steps: int
     last: Record | None
-    """The last `step` record."""
     num_syncs: int
     alerts: tuple[str, ...]
     notes: tuple[str, ...]
-    """What a reader of its figures should know about its journal."""
 
 
 def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     """Return the paired comparison of the evaluations before and after training; None where one is missing."""
     import pandas
 
-    from grpo_core.run.tables import read_table
-
-    tables = [table for policy in POLICIES if (table := read_table(table_file(run_dir, policy))) is not None]
-    facts = [facts_file(run_dir, policy) for policy in POLICIES]
-    if len(tables) < len(POLICIES) or not all(file.exists() for file in facts):
+    files = [(table_file(run_dir, policy), facts_file(run_dir, policy)) for policy in ("base", "final")]
+    if not all(table.exists() and facts.exists() for table, facts in files):
         return None
-    greedy = [table.query("sample == -1").set_index("prompt_id")["correct"] for table in tables]
+    greedy = [pandas.read_parquet(table).query("sample == -1").set_index("prompt_id")["correct"] for table, _ in files]
     both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
+    estimates = [read_estimates(run_dir, policy).items() for policy in ("base", "final")]
+    before, after = (next(value for key, value in found if key.endswith("/greedy_accuracy")) for found in estimates)
     pair = [both[name].astype(bool).tolist() for name in ("before", "after")]
     return BeforeAfter(
-        step=read_json(facts[-1])["step"],
+        step=read_json(files[-1][1])["step"],
         num_prompts=len(both),
-        before=_greedy_accuracy(run_dir, "base"),
-        after=_greedy_accuracy(run_dir, "final"),
+        before=before,
+        after=after,
         difference=paired_difference(*pair),
         changes=answer_changes(*pair),
     )
-
-
-def lost_completions(run_dir: RunDir, history: Sequence[Record]) -> list[str]:
-    """Return at most one line: the steps of a history whose tables of completions are missing."""
-    every = run_dir.read_config().training.completions_every
-    steps = [record.step for record in history if record.kind == "step" and record.step % every == 0]
-    lost = [step for step in steps if not run_dir.completions_file(step).exists()]
-    return [f"completions: the tables of {ranges(lost)} are missing in {run_dir.completions}"] if lost else []
 
 
 def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -> list[str]:
@@ -126,19 +114,17 @@ def run_status(run_dir: RunDir, journal: CheckedJournal | None = None) -> RunSta
     Raises:
         GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
     """
-    steps = run_dir.read_config().training.steps
     journal = journal or check_run(run_dir)
-    records = journal.history
-    step_records = [record for record in records if record.kind == "step"]
-    state, reason = run_state(records, run_dir)
+    last = next((record for record in reversed(journal.history) if record.kind == "step"), None)
+    state, reason = run_state(journal.history, run_dir)
     return RunStatus(
         state=state,
         reason=reason,
-        step=step_records[-1].step if step_records else 0,
-        steps=steps,
-        last=step_records[-1] if step_records else None,
-        num_syncs=sum(record.kind == "ref_sync" for record in records),
-        alerts=all_alerts(run_dir, records),
+        step=0 if last is None else last.step,
+        steps=run_dir.read_config().training.steps,
+        last=last,
+        num_syncs=sum(record.kind == "ref_sync" for record in journal.history),
+        alerts=all_alerts(run_dir, journal.history),
         notes=journal.notes,
     )
 
@@ -153,5 +139,7 @@ def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | No
     return ("not started", None) if last is None else ("died", "the training process is gone and left no end record")
 
 
-def _greedy_accuracy(run_dir: RunDir, policy: str) -> Estimate:
-    return next(value for key, value in read_estimates(run_dir, policy).items() if key.endswith("/greedy_accuracy"))
+def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
+    """Return every alert of a run in the order of the steps; of one step, those of the training's journal first."""
+    of_training = [RaisedAlert(step=record.step, text=str(record.data.get("text"))) for record in history if is_alert(record)]
+    return tuple(alert.text for alert in sorted([*of_training, *monitor_alerts(run_dir)], key=lambda alert: alert.step))

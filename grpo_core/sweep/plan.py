@@ -15,7 +15,7 @@ from grpo_core.config.loading import explain, read_values
 from grpo_core.config.origin import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
-from grpo_core.metrics import find_metric, is_registered
+from grpo_core.metrics import find_metric
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import arm_name, first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
@@ -266,9 +266,9 @@ def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
             f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
             "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
             "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
-            f"objective.metric: {metric!r} {wrong} {example}": not is_registered(metric),
+            f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,
             f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
-                is_registered(kl_metric) and kl_metric.startswith("kl/")
+                find_metric(kl_metric) is not None and kl_metric.startswith("kl/")
             ),
             f"objective.metric: {metric} {why}, so it makes no arm better; give, for example, {example}": bool(why),
         }

@@ -22,12 +22,12 @@ from grpo_core.evaluation.results import evaluations_after, table_file
 from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
 from grpo_core.metrics import find_metric
+from grpo_core.run.curves import read_table, step_table, sync_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
-from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import MEASURES, first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id

@@ -32,18 +32,14 @@ from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_sh
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.run.alerts import is_alert
-from grpo_core.run.announce import announce_disk, announce_memory
-from grpo_core.run.child import end_process, finish_child, process_has_started, run_watched
-from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start, import_folders
-from grpo_core.run.journal import JournalTail, Record, supersede
-from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
+from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
+from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
+from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.preflight import require_start, slow_dtype_warnings
-from grpo_core.run.provenance import note_inputs
+from grpo_core.run.provenance import find_model, note_inputs
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from grpo_core.run.rules import Alert, RunRules
-from grpo_core.run.start_weights import find_model
+from grpo_core.run.sizes import announce_disk, announce_memory
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.process import MODULES, evaluating
 
@@ -287,7 +283,7 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
     bar.say(f"data: {manifest}")
     folder = find_model(run_dir, digest)
     note_inputs(run_dir, manifest.digest, folder, bar.say, digest)
-    announce_disk(run_dir, folder, None, bar.say)
+    announce_disk(run_dir, folder, bar.say)
     announce_memory(run_dir, folder, bar.say)
 
 

@@ -20,8 +20,8 @@ from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
-from grpo_core.run.comparison import differences, identity
 from grpo_core.run.journal import Kind, Record, read_journal
+from grpo_core.run.reproduction import differences, identity
 from grpo_core.training.batch import write_completions
 from grpo_core.training.ending import is_over
 from grpo_core.training.phases import Clock

@@ -28,18 +28,17 @@ from grpo_core.errors import (
     SamplerError,
     TrainingError,
 )
-from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
+from grpo_core.machine.process import gc_paused
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import TrainingState, list_checkpoints
-from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
+from grpo_core.run.child import import_as_at_start
+from grpo_core.run.folder import PASSES_FIELD, RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
-from grpo_core.run.model_shape import shape_for
-from grpo_core.run.pass_sizes import PASSES_FIELD, batch_limits
+from grpo_core.run.sizes import shape_for
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
@@ -202,6 +201,6 @@ def _message(error: GrpoError, run_dir: RunDir) -> str:
         lower = f"training.{field} was {size}; resume with less: `{command} training.{field}={max(1, size // 2)}`"
         return f"{error}; {newest}, which stays; {lower}"
     if isinstance(error, DiskFullError):
-        free = (free_bytes(run_dir.path) or 0) / 2**20
+        free = free_bytes(run_dir.path) / 2**20
         return f"{error}; {free:.1f} MiB are free; {newest}; free space, then resume with `{command}`"
     return f"{error}; {newest}; mend the cause, then resume with `{command}`"

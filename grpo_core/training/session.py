@@ -19,12 +19,11 @@ from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, 
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.cleaning import used_checkpoints
-from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import BatchLimits, RunDir, batch_limits
 from grpo_core.run.journal import Journal, Record, read_records, supersede
-from grpo_core.run.pass_sizes import BatchLimits, batch_limits
+from grpo_core.run.provenance import config_here, find_model
+from grpo_core.run.reproduction import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.rules import RuleBook
-from grpo_core.run.start_weights import config_here, find_model
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest

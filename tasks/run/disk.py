@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.run.announce import announce_disk
-from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes, disk_need, kept_weights, require_disk
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
+from grpo_core.run.sizes import KeptWeights, announce_disk, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
-from tasks.tracking.guards import ARTIFACTS, is_local
+from tasks.tracking.guards import is_local
 from tasks.tracking.store import TrackedRun
 
 
@@ -26,13 +25,7 @@ def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:
     Raises:
         JournalError: it will not fit; the message names what needs less.
     """
-    announce_disk(RunDir(run_path), model, _artifacts(tracked), say)
-
-
-def _artifacts(tracked: TrackedRun) -> Path | None:
-    """Return the local folder that a run's artifacts go to; None where a server takes them."""
-    store = sqlite_file(tracked.uri)
-    return None if store is None else store.parent / ARTIFACTS
+    announce_disk(RunDir(run_path), model, say, tracked_here=sqlite_file(tracked.uri) is not None)
 
 
 def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:

@@ -17,8 +17,8 @@ from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
+from grpo_core.run.child import import_folders
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_folders
 from tasks.folders import check_root, new_run
 from tasks.process.context import is_deployed
 from tasks.rails import refuse_code, unquoted

@@ -23,10 +23,9 @@ from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.policy.sources.weight_files import weights_digest, weights_identity
 from grpo_core.rewards.base import load_rewards
+from grpo_core.run.child import import_as_at_start
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_as_at_start
-from grpo_core.run.provenance import note_inputs
-from grpo_core.run.start_weights import find_model
+from grpo_core.run.provenance import find_model, note_inputs
 from tasks.run.progress import say
 
 PATIENCE_SECONDS = 1800.0

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from grpo_core.run.announce import announce_memory
 from grpo_core.run.folder import RunDir
 from grpo_core.run.preflight import slow_dtype_warnings
+from grpo_core.run.sizes import announce_memory
 from tasks.run.progress import say
 
 

@@ -11,10 +11,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.errors import TrackingError
-from grpo_core.run.alerts import is_alert
 from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
@@ -156,7 +155,8 @@ EVENT_NAMES = {
 def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> None:
     """Hand alerts to a shipper, and emit the events of those that nobody has reported before."""
     for alert in alerts:
-        shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
+        # Also one that an earlier monitor has reported: its tag may not have arrived.
+        shipper.add_alert(alert.rule.name, alert.text)
         if not alert.reported:
             what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
             emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text}, tracked)

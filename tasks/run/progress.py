@@ -13,9 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
-from grpo_core.machine.output import ignore_broken_pipe
-from grpo_core.run.alerts import is_alert
-from grpo_core.run.journal import Record
+from grpo_core.machine.process import ignore_broken_pipe
+from grpo_core.run.journal import Record, is_alert
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import share_done
 from tasks.process.context import deployed_flow_run

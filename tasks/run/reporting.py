@@ -13,12 +13,11 @@ from grpo_core.errors import JournalError
 from grpo_core.evaluation.plan import EvaluationPlan, data_facts
 from grpo_core.evaluation.results import read_estimates
 from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.run.alerts import monitor_alerts
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
-from grpo_core.run.resuming import is_evaluation, path_argument
-from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
+from grpo_core.run.resuming import path_argument
+from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, run_status
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
@@ -97,13 +96,12 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
         alerts: of the monitor, also those that a full disk had no room for.
         figures: that were drawn.
     """
-    from grpo_core.run.tables import OF_ADAPTERS, sync_table
+    from grpo_core.run.curves import OF_ADAPTERS, sync_table
 
     records, status, repeated = check_run(run_dir).history, run_status(run_dir), compare_with_original(run_dir)
     facts = (
         *(repeated.facts() if repeated else ()),
         *describe_result(records, compare_evaluations(run_dir)),
-        *lost_completions(run_dir, records),
         *status.notes,
     )
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))
@@ -160,7 +158,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
     """
     run_dir = RunDir(run_path)
     run_dir.require_ours()
-    if is_evaluation(run_dir):
+    if run_dir.kind == "evaluation":
         raise JournalError(
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )

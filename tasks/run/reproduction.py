@@ -17,8 +17,8 @@ from grpo_core.config.derived import code_in, repeatability
 from grpo_core.data.prepare import load_frozen
 from grpo_core.machine.disk import flush_all
 from grpo_core.machine.jsonfile import write_json
+from grpo_core.run.child import is_own_folder
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import is_own_folder
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run

@@ -11,9 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import Origin
 from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.opening import require_sampler
-from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_folders
-from grpo_core.run.pass_sizes import lower_passes
+from grpo_core.run.child import import_folders
+from grpo_core.run.folder import RunDir, lower_passes
 from grpo_core.run.resuming import check_resumable, lock_run, remove_if_never_started
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.cancellation import was_interrupted

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from grpo_core.errors import TrackingError
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.text import kept_uri
 from tasks.credentials import AUTH_VARIABLE, GUARD, VARIABLE, environment_uri, gets_login, is_same_address, usable_uri
 

@@ -11,8 +11,8 @@ from tenacity import retry, stop_after_attempt
 from grpo_core.config import Origin, RunConfig, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.jsonfile import write_json
-from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import cause
-from grpo_core.run.alerts import is_alert
-from grpo_core.run.comparison import Identity, identity
-from grpo_core.run.journal import Record, supersede
-from grpo_core.run.pass_sizes import PASSES_FIELD
-from grpo_core.run.rules import Alert
+from grpo_core.run.folder import PASSES_FIELD
+from grpo_core.run.journal import Record, is_alert, supersede
+from grpo_core.run.reproduction import Identity, identity
 from grpo_core.text import for_markdown, redact_uri
 from tasks.tracking.opening import NOTE
 from tasks.tracking.store import TrackedRun, make_client
@@ -96,10 +94,10 @@ class Shipper:
             self._seen.add(what)
             self._waiting.append(record)
 
-    def add_alert(self, alert: Alert) -> None:
-        """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""
-        self._tags[f"alert.{alert.rule.name.replace(':', '.')}"] = alert.text
-        self._notes.append(alert.text)
+    def add_alert(self, rule: str, text: str) -> None:
+        """Take one alert of a rule: a tag and a line of the description, with the bound that was crossed, value and step."""
+        self._tags[f"alert.{rule.replace(':', '.')}"] = text
+        self._notes.append(text)
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
@@ -162,7 +160,7 @@ class Shipper:
 
     def _send_table(self) -> None:
         """Write the table of syncs; one that cannot be written does not hold up the figures, and is tried again."""
-        from grpo_core.run.tables import sync_table
+        from grpo_core.run.curves import sync_table
 
         self._next_table = time.monotonic() + PAUSE_SECONDS
         try:

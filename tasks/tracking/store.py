@@ -17,10 +17,9 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, raised_as
-from grpo_core.machine.collector import gc_paused
-from grpo_core.machine.disk import PARTIAL
+from grpo_core.machine.disk import PARTIAL, sqlite_file
 from grpo_core.machine.jsonfile import STORED, build, read_json
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.process import gc_paused
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.text import HIDDEN, kept_uri
 from tasks.credentials import VARIABLE, allowed_addresses, environment_uri, is_same_address, usable_uri

@@ -12,11 +12,10 @@ from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_f
 
 from grpo_core.errors import JournalError, TrackingError, cause, raised_as
 from grpo_core.machine.locks import lock_holder
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event, read_journal, read_records
 from grpo_core.run.resuming import path_argument
-from grpo_core.run.rules import alerts_of
 from tasks.credentials import is_same_address, usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, link_mlflow, open_new, refuse_copy, reopen
@@ -126,8 +125,9 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         problems.append(str(error))
     for record in records:
         shipper.add(record)
-    for alert in alerts_of(run_dir, records):
-        shipper.add_alert(alert)
+    for alert in monitor_alerts(run_dir):
+        if alert.rule:
+            shipper.add_alert(alert.rule, alert.text)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if shipper.is_deleted:
         return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")
@@ -214,7 +214,7 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
 
 def _tables(run_dir: RunDir) -> Mapping[str, Any]:
     """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
-    from grpo_core.run.tables import read_table, sync_table
+    from grpo_core.run.curves import read_table, sync_table
 
     tables = {}
     if run_dir.journal_file.exists():

@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.run.curves import sync_table
 from grpo_core.run.journal import read_journal, read_records
-from grpo_core.run.tables import sync_table
 
 pytestmark = pytest.mark.proof
 LORA = ("model.lora.rank=4", "optimizer.lr=0.01", "reference.mixup_alpha=0.5", "training.checkpoint_every=2")

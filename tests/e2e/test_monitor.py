@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.alerts import add_alert, monitor_alerts
+from grpo_core.run.folder import add_alert, monitor_alerts
 from grpo_core.run.journal import Journal
 from tasks.run.monitoring import monitor
 from tasks.tracking import open_tracking

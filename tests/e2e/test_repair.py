@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import read_journal
+from grpo_core.run.reproduction import compare_journals
 
 pytestmark = pytest.mark.proof
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from grpo_core.machine.locks import lock_holder
-from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import Record, read_journal
+from grpo_core.run.reproduction import compare_journals
 from grpo_core.training.__main__ import main
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ import yaml
 
 from grpo_core.config import apply_overrides
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.run.reproduction import compare_journals
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import ROOT, Finished
 

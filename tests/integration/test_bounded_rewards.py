@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import TrainingError
-from grpo_core.machine.process_id import identify, is_running
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.policy.sources.weight_files import weights_digest
@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_reward_resumes_bitwise(
 ) -> None:
     killed = copied(whole, tmp_path / "killed")
     child = begin(start_training, killed, after_step=3)
-    processes = [identify(pid) for pool in children(child.pid) for pid in (pool, *children(pool))]
+    processes = [psutil.Process(pid) for pool in children(child.pid) for pid in (pool, *children(pool))]
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert main([str(killed.path)]) == 0
@@ -134,10 +134,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_reward_resumes_bitwise(
     for record in steps:
         assert record.metrics["reward/format/timeout_frac"] == timeouts(record) / 6
         assert record.metrics["reward/format/mean"] == pytest.approx(1 - timeouts(record) / 6)
-    deadline = time.monotonic() + 30
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert psutil.wait_procs(processes, 30)[1] == []
 
 
 def test_sigterm_in_the_middle_of_a_reward_finishes_the_step(whole: RunDir, start_training: Any, tmp_path: Path) -> None:

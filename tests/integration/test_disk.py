@@ -1,22 +1,17 @@
 """What a run is said to need of a disk, against what a real one writes; and what it says and refuses."""
 
-import json
 import math
-import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
-from safetensors.numpy import save_file
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import folder_bytes
-from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
-from grpo_core.run.model_shape import count_parameters
+from grpo_core.machine.disk import folder_bytes, stored_tensors
+from grpo_core.run.sizes import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
 from tasks.run.disk import check_disk, check_sweep_disk
@@ -114,28 +109,8 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
     for folder in (None, Path("runs/mine")):
         check_sweep_disk(folder, plan)
         assert f" in {folder or 'runs'}; " in capsys.readouterr().out
-    for blocks, is_refused in ((10**6, True), (0, False)):  # a file system that does not tell refuses nothing
-        free = SimpleNamespace(f_bavail=1000 * (blocks > 0), f_frsize=4096, f_blocks=blocks)
-        monkeypatch.setattr(os, "statvfs", lambda _path, free=free: free)
-        if is_refused:
-            with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
-                check_disk(run_dir.path, TRACKED, larger_model)
-            with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
-                check_sweep_disk(None, plan)
-        else:
-            check_disk(run_dir.path, TRACKED, larger_model)
-
-
-def test_parameters_are_counted_from_the_files_of_the_index_alone(tmp_path: Path) -> None:
-    def write(file: str, shapes: dict[str, list[int]]) -> None:
-        save_file({name: numpy.zeros(shape, dtype=numpy.float32) for name, shape in shapes.items()}, tmp_path / file)
-
-    assert count_parameters(tmp_path) is None
-    write("model-1.safetensors", {"a": [3, 4], "b": [5]})
-    write("model-2.safetensors", {"c": [2, 2, 2], "d": []})
-    for names, number in (("abcd", 12 + 5 + 8 + 1), ("ab", 12 + 5)):
-        index = {"weight_map": {name: f"model-{1 + (name > 'b')}.safetensors" for name in names}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert count_parameters(tmp_path) == number
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
-    assert count_parameters(tmp_path) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=4_096_000))
+    with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
+        check_disk(run_dir.path, TRACKED, larger_model)
+    with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
+        check_sweep_disk(None, plan)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.folder import monitor_alerts
 from grpo_core.run.journal import Journal
 from grpo_core.training.from_python import Bar, Follower
 

@@ -145,7 +145,7 @@ def mode(path: Path) -> int:
 
 
 def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: Any) -> None:
-    from grpo_core.run.provenance import collect_provenance, write_provenance
+    from grpo_core.run.provenance import note_inputs
     from tasks.process.child import run_child
     from tasks.tracking import open_tracking
 
@@ -153,8 +153,7 @@ def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: An
     try:
         run_dir = tiny_run({"tracking.uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})
         open_tracking.fn(run_dir.path)
-        facts = collect_provenance(run_dir.read_config().model_dump(mode="json"), "d", {"model_digest": "m"})
-        write_provenance(facts, run_dir.provenance_file)
+        note_inputs(run_dir, "d", Path(run_dir.read_config().model.source), print)
         run_child("platform", [], run_dir.log_file("train"))
     finally:
         os.umask(before)

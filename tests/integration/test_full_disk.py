@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from grpo_core.errors import JournalError
 from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, Record, read_journal
+from grpo_core.run.journal import Record, read_journal
 
 pytestmark = pytest.mark.proof
 
@@ -196,21 +193,3 @@ def test_a_flow_learns_of_the_end_of_a_process_whose_state_file_is_on_a_full_dis
     message, state = results["flow"]
     assert "ended with exit code 1" in message
     assert (state["returncode"], state["left"]) == (1, False)
-
-
-def test_a_journal_that_cannot_be_written_for_another_reason_says_which(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.append("start", 0, {})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-    try:
-        with pytest.raises(JournalError, match=r"the record 'alert' of step 1 could not be written \(File too large\)"):
-            journal.append("alert", 1, {"text": "x" * 500})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, heeded)
-    # The part that did fit is taken back, and the next record stands on a line of its own.
-    journal.append("alert", 2, {"text": "x"})
-    journal.close()
-    assert [(record.kind, record.step) for record in read_journal(tmp_path / "journal.jsonl")] == [("start", 0), ("alert", 2)]

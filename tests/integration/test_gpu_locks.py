@@ -1,5 +1,6 @@
 """Two runs never share a GPU without knowing of each other: real processes, real locks; only the last test needs a GPU."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -26,36 +27,26 @@ with held_gpu("GPU-5d1e0d3c", "NVIDIA Test"):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
-    return tmp_path / f"grpo-gpu-locks-{os.geteuid()}"
 
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return a function that starts a process which holds GPU."""
-    children = []
+    with contextlib.ExitStack() as children:
 
-    def begin(slots: int = 1) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-c", HOLDER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), SLOTS_VARIABLE: str(slots)},
-        )
-        children.append(child)
-        assert child.stdout is not None
-        assert child.stderr is not None
-        if child.stdout.readline() != "held\n":
-            raise DeviceError(child.stderr.read().splitlines()[-1])
-        return child
+        def begin(slots: int = 1) -> subprocess.Popen[str]:
+            variables = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), SLOTS_VARIABLE: str(slots)}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            child = subprocess.Popen([sys.executable, "-c", HOLDER], env={**os.environ, **variables}, **pipes)
+            children.callback(child.communicate)
+            if child.stdout.readline() != "held\n":
+                raise DeviceError(child.stderr.read().splitlines()[-1])
+            return child
 
-    yield begin
-    for child in children:
-        child.communicate()
+        yield begin
 
 
 def test_a_second_process_is_refused_and_told_who_holds_which_gpu_and_what_to_do(hold: Any) -> None:

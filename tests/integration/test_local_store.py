@@ -17,7 +17,7 @@ import pytest
 
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.run.alerts import add_alert
+from grpo_core.run.folder import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
 from tasks.tracking.local_store import ensure_store
@@ -156,7 +156,7 @@ def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_tha
     assert main([str(run_dir.path)]) == 0
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "rule_of_a_stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    add_alert(run_dir, 2, "step 2: rule_of_a_stranger:judge: too long")
+    add_alert(run_dir, 2, "step 2: rule_of_a_stranger:judge: too long", "custom.rule_of_a_stranger:judge")
     tracked, _, problems = track_later(run_dir.path)
     assert problems == ()
     assert not (tmp_path / "ran").exists()

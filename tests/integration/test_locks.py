@@ -21,9 +21,9 @@ journal = Journal(Path(sys.argv[1]))
 journal.append("start", 0, {})
 worker = os.fork()
 if worker == 0:
+    print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
-print(worker, flush=True)
 time.sleep(60)
 """
 

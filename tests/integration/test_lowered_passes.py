@@ -7,9 +7,8 @@ import pytest
 
 from grpo_core.errors import ConfigError
 from grpo_core.policy.policy import Policy
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits, lower_passes, sizes_to_lower
 from grpo_core.run.journal import read_records
-from grpo_core.run.pass_sizes import batch_limits, lower_passes, sizes_to_lower
 from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
 

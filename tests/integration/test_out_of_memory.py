@@ -11,9 +11,8 @@ from grpo_core.config import parse_overrides
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
 from grpo_core.run.journal import read_journal
-from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.training.__main__ import main
 from tests.integration.test_training import assert_same_weights, step_figures, train
 

@@ -86,14 +86,3 @@ def test_a_run_that_is_killed_between_the_alarm_of_a_rule_and_its_sync_is_bitwis
     assert first.landing.detail == "at its begin"
     assert "parameters of the reference were moved" in second.landing.detail
     assert found.differences == []
-
-
-@pytest.mark.slow
-def test_a_run_that_forgets_its_moments_at_a_resume_is_found_out(variant, witness):
-    folder = witness.path.parent / "moments"
-    forgetful = torture(plan(4, Phase.SYNC), variant, witness, folder, time.monotonic() + 250, "optimizer")
-    resumed = f"step {forgetful.deaths[0].remains.newest + 1}: data: metrics: "
-    assert forgetful.differences[0].startswith(resumed)
-    # The rollouts of that step are still the same, what its update makes of them is not.
-    assert any(line.startswith(f"{resumed}ref/param_distance") for line in forgetful.differences)
-    assert not any(line.startswith(f"{resumed}completion/") for line in forgetful.differences)

@@ -15,11 +15,11 @@ from matplotlib import pyplot
 
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
+from grpo_core.run.curves import sync_table
 from grpo_core.run.figures import drift_figure, reward_figure
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.run.tables import sync_table
 
 SYNCS = (2, 4)
 

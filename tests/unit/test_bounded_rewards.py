@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
 from grpo_core.evaluation.runner import open_rewards
-from grpo_core.machine.process_id import identify, is_running
 from grpo_core.rewards import bounded as bounded_module
 from grpo_core.rewards import call_guard
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
@@ -306,14 +306,11 @@ WORKERS.judge({{number: ("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for n
 def test_no_worker_outlives_who_needs_it() -> None:
     script = run_script(HANGS)
     assert script.stdout is not None
-    processes = [identify(int(pid)) for pid in script.stdout.readline().split()]
+    processes = [psutil.Process(int(pid)) for pid in script.stdout.readline().split()]
     time.sleep(2.0)  # they judge
     script.kill()
     script.communicate(timeout=30)
-    deadline = time.monotonic() + 30
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert psutil.wait_procs(processes, 30)[1] == []
 
 
 @pytest.mark.slow

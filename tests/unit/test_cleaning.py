@@ -1,21 +1,19 @@
 """What `grpo clean` lists and removes, in real folders."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from flows.cli.clean import clean as command
-from grpo_core.config import Origin, RunConfig
+from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.cleaning import clean, used_checkpoints
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from tests.support.locks import held_by_another
@@ -81,23 +79,9 @@ def test_older_checkpoints_go_once_a_run_has_ended(tmp_path: Path, status: str |
     assert clean(tmp_path).items == ()
 
 
-def another_runs(run_dir: RunDir) -> None:
-    journal = Journal(run_dir.path / "other.jsonl")
-    journal.append("start", 0, {})
-    journal.append("end", 1, {"status": "finished"})
-    journal.close()
-    (run_dir.path / "other.jsonl").replace(run_dir.journal_file)
-
-
-def damage(run_dir: RunDir) -> None:
-    run_dir.journal_file.write_bytes(b"{}\n" + run_dir.journal_file.read_bytes())
-
-
-@pytest.mark.parametrize("change", [damage, another_runs])
-def test_a_run_whose_journal_is_not_as_it_was_keeps_the_checkpoints_that_its_repair_may_need(
-    tmp_path: Path, change: Callable[[RunDir], None]
-) -> None:
-    change(make(tmp_path / "run"))
+def test_a_run_whose_journal_is_not_as_it_was_keeps_the_checkpoints_that_its_repair_may_need(tmp_path: Path) -> None:
+    file = make(tmp_path / "run").journal_file
+    file.write_bytes(b"{}\n" + file.read_bytes())
     assert names(clean(tmp_path).items) == LEFT
 
 
@@ -131,17 +115,6 @@ def test_runs_of_sweeps_are_found_and_links_are_not_followed(tmp_path: Path) -> 
     assert {item.path.parent for item in clean(tmp_path / "runs").items} == {run_dir.checkpoints}
 
 
-def test_what_a_killed_process_was_writing_is_listed_wherever_it_lies(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(RunConfig())
-    left = [place / ".final.json.4711.partial" for place in (run_dir.path, run_dir.eval, run_dir.original / "data")]
-    for file in left:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("half")
-    (run_dir.eval / "final.json").write_text("{}")
-    assert {item.path for item in clean(tmp_path).items} == set(left)
-
-
 @pytest.mark.parametrize("place", ["two", "sweep/runs/arm-000-seed-0"])
 @pytest.mark.parametrize("key", ["source", "init_from", "moved"])
 def test_a_checkpoint_that_another_run_begins_with_is_left_alone(tmp_path: Path, place: str, key: str) -> None:
@@ -157,29 +130,10 @@ def test_a_checkpoint_that_another_run_begins_with_is_left_alone(tmp_path: Path,
         assert f"{policy.parent}: {other.path} begins with it" in chosen.skipped[0]
 
 
-def test_an_evaluation_does_not_keep_the_checkpoint_that_it_was_of(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "one")
-    source = run_dir.checkpoints / "step_000020" / "policy"
-    config = RunConfig.model_validate({"model": {"source": str(source)}})
-    RunDir(tmp_path / "two").create(config, Origin(preset="evaluation"), "evaluation")
-    assert names(clean(tmp_path, ["checkpoints"]).items) == [("checkpoints", "step_000020")]
-
-
-def test_checkpoints_that_a_cut_has_set_aside_can_go(tmp_path: Path) -> None:
-    run_dir = make(tmp_path / "run")
-    run_dir.journal_file.write_bytes(b"".join(run_dir.journal_file.read_bytes().splitlines(keepends=True)[:15]))
-    cut(run_dir, find_intact(run_dir))
-    aside = [("leftovers", "damaged_step_000020"), ("leftovers", "damaged_step_000030")]
-    assert names(clean(tmp_path, remove_them=True).items) == sorted([*aside, *LEFT])
-    assert (run_dir.checkpoints / "step_000010").exists()
-
-
 def test_the_command_lists_and_removes_only_when_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command()
-    assert "nothing can go" in capsys.readouterr().out
     run_dir = make(tmp_path / "runs" / "one")
     command()
     listed = capsys.readouterr().out
@@ -189,8 +143,5 @@ def test_the_command_lists_and_removes_only_when_told_to(
     command(kind=["leftovers"], run=[Path("runs/one")], yes=True)
     assert capsys.readouterr().out.endswith("3 item(s), 6 MB removed\n")
     assert not (run_dir.checkpoints / "damaged_step_000050").exists()
-    assert (run_dir.checkpoints / "step_000020").exists()
     with pytest.raises(ConfigError, match="everything"):
         command(kind=["everything"])
-    with pytest.raises(ConfigError, match="runs/on: is no folder"):
-        command(Path("runs/on"))

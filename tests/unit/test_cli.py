@@ -11,8 +11,7 @@ import pytest
 
 from grpo_core.config import RunConfig, load_config, validate_config
 from grpo_core.config.loading import parse_yaml
-from grpo_core.run.alerts import add_alert
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Journal
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import gc
 
-from grpo_core.machine.collector import gc_paused
+from grpo_core.machine.process import gc_paused
 
 
 def test_nothing_is_collected_inside_and_what_is_there_afterwards_never_is() -> None:

@@ -19,8 +19,8 @@ from grpo_core.compare.pictures import PICTURES
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.journal import Journal, read_journal
+from grpo_core.run.reproduction import FigureDifference
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig

@@ -1,8 +1,6 @@
 """What a record vouches for is on the disk before the record, contents and names; what is damaged even so is made again."""
 
-import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +8,13 @@ from typing import Any
 import pandas
 import pytest
 
-from grpo_core.errors import ranges
-from grpo_core.evaluation.held_out import is_evaluated, keep_evaluation
+from grpo_core.evaluation.held_out import is_evaluated
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
-from grpo_core.run.reproduction import copy_prompts
-from grpo_core.run.resuming import check_resumable
-from grpo_core.run.summary import compare_evaluations, lost_completions
+from grpo_core.run.summary import compare_evaluations
 from tests.torture.disk import Disk
 
 Write = Callable[[RunDir], Path]
@@ -34,14 +29,6 @@ def evaluate(run_dir: RunDir, policy: str = "base", step: int = 0) -> Path:
     facts = {"policy": policy, "set": "heldout", "step": step, "num_prompts": 2, "estimates": FIGURE}
     write_evaluation(run_dir, policy, facts, lambda file: table().to_parquet(file))
     return table_file(run_dir, policy)
-
-
-def keep(run_dir: RunDir) -> Path:
-    evaluate(run_dir)
-    kept = Path(os.environ["GRPO_CACHE"]) / "evaluations"
-    kept.mkdir(parents=True)
-    keep_evaluation(run_dir, "base", "0" * 8)
-    return kept / ("0" * 8) / "completions.parquet"
 
 
 def repair(run_dir: RunDir) -> Path:
@@ -67,24 +54,16 @@ def mark(run_dir: RunDir) -> Path:
     return other.path / ".grpo-folder"
 
 
-def repeat(run_dir: RunDir) -> Path:
-    again = RunDir(run_dir.path.with_name("again"))
-    again.mark("reproduction")
-    copy_prompts(run_dir, again)
-    return again.data / "train.jsonl"
-
-
 def note(run_dir: RunDir) -> Path:
     write_whole(run_dir.path / "note.json", "{}")
     return run_dir.path / "note.json"
 
 
-@pytest.mark.parametrize("write", [evaluate, keep, repair, begin_journal, mark, repeat, note])
+@pytest.mark.parametrize("write", [evaluate, repair, begin_journal, mark, note])
 def test_content_and_name_of_what_is_relied_on_are_flushed(
     write: Write, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tiny_run()
-    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
     for name in ("fsync", "replace", "rename"):
         monkeypatch.setattr(os, name, getattr(os, name))  # as it was, afterwards
     disk = Disk(tmp_path, None, tmp_path / "note")
@@ -94,59 +73,13 @@ def test_content_and_name_of_what_is_relied_on_are_flushed(
     assert disk.is_flushed(file)
 
 
-@pytest.fixture
-def trained(tiny_run: Any) -> RunDir:
-    """A run of three steps with both evaluations and all its tables."""
-    run_dir: RunDir = tiny_run()
+def test_an_evaluation_whose_completions_are_gone_is_not_done_and_reports_are_made_without_it(tiny_run: Any) -> None:
+    run_dir = tiny_run()
     evaluate(run_dir)
-    journal = Journal(run_dir.journal_file)
-    journal.append("start", 0, {})
-    for step in range(1, 4):
-        journal.append("step", step, {"metrics": {}})
-    journal.close()
-    run_dir.completions.mkdir()
-    for step in range(1, 4):
-        table().to_parquet(run_dir.completions_file(step))
-    checkpoint = run_dir.checkpoints / "step_000003"
-    checkpoint.mkdir(parents=True)
-    names = ("step", "optimizer_step", "prompts", "tokens", "sync_count", "last_sync_step")
-    (checkpoint / "state.json").write_text(json.dumps(dict.fromkeys(names, 0) | {"step": 3}))
-    (checkpoint / "manifest.json").write_text("{}")
     evaluate(run_dir, "final", 3)
-    return run_dir
-
-
-def history(run_dir: RunDir) -> Any:
-    from grpo_core.run.integrity import check_run
-
-    return check_run(run_dir).history
-
-
-@pytest.mark.parametrize("damage", ["empty", "half", "other", "missing"])
-def test_an_evaluation_whose_completions_are_damaged_is_not_done_and_reports_are_made_without_it(
-    damage: str, trained: RunDir
-) -> None:
-    file = table_file(trained, "base")
-    assert is_evaluated(trained, "base", 0)
-    assert compare_evaluations(trained) is not None
-    content = file.read_bytes()
-    file.write_bytes({"empty": b"", "half": content[: len(content) // 2], "other": b"text"}.get(damage, b""))
-    if damage == "missing":
-        file.unlink()
-    assert facts_file(trained, "base").exists()
-    assert not is_evaluated(trained, "base", 0)
-    assert is_evaluated(trained, "final", 0)
-    assert compare_evaluations(trained) is None
-    evaluate(trained)
-    assert is_evaluated(trained, "base", 0)
-
-
-def test_lost_completions_are_named_in_one_line(trained: RunDir) -> None:
-    for step in (1, 2, 3):
-        trained.completions_file(step).unlink()
-    line = f"completions: the tables of steps 1-3 are missing in {trained.completions}"
-    assert lost_completions(trained, history(trained)) == [line]
-    assert line in check_resumable(trained)
-    shutil.rmtree(trained.checkpoints)  # nothing of it is for good: the steps are repeated
-    assert not any("completions" in note for note in check_resumable(trained))
-    assert ranges([2, 3, 5]) == "steps 2-3, 5"
+    assert is_evaluated(run_dir, "base", 0)
+    assert compare_evaluations(run_dir) is not None
+    table_file(run_dir, "base").unlink()
+    assert facts_file(run_dir, "base").exists()
+    assert not is_evaluated(run_dir, "base", 0)
+    assert compare_evaluations(run_dir) is None

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.config import load_config
-from grpo_core.machine.hardware import avoid_broken_kernels, kernel_variables, needed_variables
+from grpo_core.machine.hardware import needed_variables
 from grpo_core.run.preflight import slow_dtype_warnings
 
 CPU = """processor	: 0
@@ -29,12 +29,6 @@ def test_amx_without_a_description_of_its_tiles_is_not_used(tmp_path: Path) -> N
 @pytest.mark.parametrize(("level", "flags"), [(29, "amx_bf16 amx_tile"), (31, "amx_tile"), (28, "avx512_bf16"), (13, "")])
 def test_other_cpus_are_left_alone(tmp_path: Path, level: int, flags: str) -> None:
     assert needed_variables(_cpuinfo(tmp_path, level, flags)) == {}
-
-
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    avoid_broken_kernels()
-    assert kernel_variables()["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
 def test_products_in_bfloat16_work_here() -> None:

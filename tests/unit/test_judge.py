@@ -1,15 +1,11 @@
 """Rules that are applied by whoever follows a run: what nobody has judged yet is judged, what was reported is not repeated."""
 
-import errno
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.run import rules as judging
-from grpo_core.run.alerts import add_alert, monitor_alerts
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.run.rules import RunRules
 
@@ -56,18 +52,3 @@ def test_a_stop_that_was_obeyed_is_over(breached: RunDir) -> None:
     journal.close()
     RunRules(breached).catch_up(records(breached))
     assert not breached.stop_file.exists()
-
-
-def test_an_alert_that_cannot_be_written_is_logged_and_still_stops_the_run(
-    breached: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(judging, "add_alert", full)
-    judge = RunRules(breached)
-    with caplog.at_level(logging.WARNING):
-        judge.catch_up(records(breached))
-    assert judge.alerts == [TEXT]
-    assert breached.stop_file.exists()
-    assert f"alert not written to {breached.alerts_file}: {TEXT}" in caplog.text

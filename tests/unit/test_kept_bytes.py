@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo_core.config import load_config
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.run.memory import layer_bytes
-from grpo_core.run.model_shape import ModelShape, adapter_size
+from grpo_core.run.sizes import ModelShape, adapter_size
 from grpo_core.types import Prompt
 from tests.policies import adapted, policy_of
 

@@ -14,9 +14,8 @@ from grpo_core.config.origin import preset_names
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.policy.loading import outline_of
 from grpo_core.run import memory
-from grpo_core.run.disk_need import shown_bytes
 from grpo_core.run.memory import SETTINGS, fit_of, memory_need, pass_tokens, states_of
-from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_for, shape_of
+from grpo_core.run.sizes import KNOWN_SHAPES, ModelShape, shape_for, shape_of, shown_bytes
 
 ROOT = Path(__file__).parents[2]
 GSM8K = [name for name in preset_names() if name.startswith("gsm8k_qwen25")]

@@ -18,8 +18,8 @@ from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
 from grpo_core.run.memory import fit_of, memory_need
-from grpo_core.run.model_shape import KNOWN_SHAPES
 from grpo_core.run.preflight import memory_faults
+from grpo_core.run.sizes import KNOWN_SHAPES
 from grpo_core.training.batch import Rollouts
 from grpo_core.training.update import Updater
 from tests.policies import sampled

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from grpo_core.run.curves import read_curve, read_curves
-from grpo_core.run.journal import Journal, read_journal
+from grpo_core.run.journal import read_journal
 from grpo_core.run.opened import Run
 from tests.compared import PROBE_EVERY, STEPS, probe_figures_of, step_figures, write_compared
 
@@ -59,17 +59,6 @@ def test_completions_are_those_of_the_history(tmp_path: Path) -> None:
     assert Run(run_dir.path).completions["step"].tolist() == [1, 1, 3, 3]
 
 
-def test_steps_that_a_resume_took_back_are_left_out(tmp_path: Path) -> None:
-    run_dir = write_compared(tmp_path / "run", steps=6, end=None)
-    journal = Journal(run_dir.journal_file)
-    journal.append("resume", 4, {})
-    journal.append("step", 5, {"metrics": {"reward/mean": 9.0}})
-    journal.close()
-    steps = Run(run_dir.path).steps
-    assert steps["step"].tolist() == [1, 2, 3, 4, 5]
-    assert steps["reward/mean"].tolist()[-1] == 9.0
-
-
 def test_a_run_without_a_step_has_empty_tables(tmp_path: Path) -> None:
     run_dir = write_compared(tmp_path / "run", steps=0, end=None)
     run_dir.journal_file.unlink()
@@ -111,11 +100,3 @@ def test_a_curve_keeps_what_is_not_finite_and_leaves_out_what_was_not_measured(t
     assert np.isnan(values).tolist() == [False, True, False, False]
     assert len(read_curve(records, "filter/kept_frac")) == 0
     assert read_curves(records, ["kl/probe/full_init"]).curves["kl/probe/full_init"].steps.tolist() == [4]
-
-
-def test_an_average_is_over_steps_not_over_measurements(tmp_path: Path) -> None:
-    run_dir = write_compared(tmp_path / "run", steps=12)
-    probe = read_curve(read_journal(run_dir.journal_file), "kl/probe/full_init")
-    first, second, third = probe.values.tolist()
-    assert probe.averaged(4).tolist() == [first, second, third]
-    assert probe.averaged(5).tolist() == pytest.approx([first, (first + second) / 2, (second + third) / 2])

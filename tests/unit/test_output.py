@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
-from grpo_core.machine.output import ignore_broken_pipe
+from grpo_core.machine.process import ignore_broken_pipe
 stream, other = (sys.stdout, sys.stderr) if sys.argv[1] == "stdout" else (sys.stderr, sys.stdout)
 for number in range(2000):
     with ignore_broken_pipe():

@@ -6,8 +6,7 @@ import pytest
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, validate_config
 from grpo_core.config.derived import repeatability, sampler_treatment
-from grpo_core.run.comparison import JournalComparison, compare_journals, compare_means
-from grpo_core.run.reproduction import Reproduction
+from grpo_core.run.reproduction import JournalComparison, Reproduction, compare_journals, compare_means
 from tests.unit.test_comparison import step
 
 VLLM = {"rollout.engine": "vllm"}

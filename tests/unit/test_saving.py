@@ -10,7 +10,7 @@ from grpo_core.machine.disk import sha256_of
 from grpo_core.policy import checkpoint
 from grpo_core.policy.checkpoint import Trainable, store_initial
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
-from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes
+from grpo_core.run.sizes import KeptWeights, checkpoint_bytes
 from grpo_core.training import saving
 from grpo_core.training.saving import CheckpointWriter
 from tests.policies import wired

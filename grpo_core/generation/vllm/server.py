@@ -16,7 +16,6 @@ from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, reported
 from grpo_core.generation.vllm.launch import ServerSettings, command, environment
 from grpo_core.machine.disk import append_private
-from grpo_core.machine.process_id import identify
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +64,8 @@ class VllmServer:
         """Start the server's process; one that was started here before is ended."""
         self.stop()
         self._port, self._key = _free_port(), secrets.token_urlsafe(32)
-        owner = identify(os.getpid())
-        own = {**self.variables, OWNER_VARIABLE: f"{owner.pid}:{owner.started}"}
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]  # a number is used again
+        own = {**self.variables, OWNER_VARIABLE: f"{os.getpid()}:{started}"}
         with append_private(self.settings.log_file) as log:
             self._process = subprocess.Popen(
                 command(self.settings, self._port),

@@ -60,7 +60,7 @@ def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
     """
     tensors = _tensors(policy)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    place = MEMORY if os.access(MEMORY, os.W_OK) and (free_bytes(MEMORY) or 0) > 2 * size else folder
+    place = MEMORY if os.access(MEMORY, os.W_OK) and free_bytes(MEMORY) > 2 * size else folder
     with tempfile.TemporaryDirectory(prefix="grpo-weights-", dir=place) as private:
         path = Path(private) / "weights.safetensors"
         with whole_or_gone("the weights for the sampler", path):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ModelError, few_names, name_of, raised_as, shown
+from grpo_core.machine.disk import StoredTensor, stored_tensors
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.tensor_file import StoredTensor, stored_tensors
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
