@@ -20,8 +20,7 @@ from benchmarks.training import turns
 from benchmarks.training.command import parse, tell
 from benchmarks.training.workload import Workload
 from grpo_core.machine.hardware import avoid_broken_kernels, processor
-from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 
 BUNDLED = "bundled:smollm2-135m"
 COMPLETIONS = 32

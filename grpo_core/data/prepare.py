@@ -17,11 +17,11 @@ from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, digests, freeze, 
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import file_of, read_rows
 from grpo_core.errors import DataError, GrpoError
-from grpo_core.policy import tokenizer as tokenizers
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources import find
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 
 TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(tokenizers.__file__))
+CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(find.__file__))
 """What reads, renders and represents prompts."""
 PACKAGES = ("pyarrow", "reasoning-gym", "tokenizers", "transformers")
 
@@ -35,7 +35,7 @@ def read_prompts(config: RunConfig) -> PromptSplit:
     """
     rows = read_rows(config.data)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    tokenizer = tokenizers.load_tokenizer(folder, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
     ends = end_tokens_of(folder, tokenizer)
     return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, ends)
 

@@ -26,9 +26,16 @@ from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.loading import as_on_hub, stored_weights
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
-from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names, save_weights, squared_difference
+from grpo_core.policy.weights import (
+    WEIGHTS_FILE,
+    Weights,
+    as_on_hub,
+    first_names,
+    save_weights,
+    squared_difference,
+    stored_weights,
+)
 from grpo_core.types import Prompt
 
 Found = TypeVar("Found")

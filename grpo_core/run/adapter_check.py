@@ -7,8 +7,17 @@ from pathlib import Path
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, few_names, name_of
-from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
-from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
+from grpo_core.policy.lora.facts import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    START,
+    TARGETS,
+    AdapterFacts,
+    Sides,
+    layer_faults,
+    layers_with_adapter,
+    read_adapter,
+)
 from grpo_core.policy.outline import Outline, unreached_by
 from grpo_core.policy.sources.find import files_on_hub, model_here
 from grpo_core.run.disk_need import BYTES_PER_WEIGHT, shown_bytes
@@ -92,11 +101,9 @@ def look_at_adapter(
             lacking = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} - files_on_hub(START, lora.init_from)
             missing = [f"{what}: the hub's repository has no {' and no '.join(sorted(lacking))}"] if lacking else []
             return [*faults, *missing], warnings
-        facts, broken = read_adapter(folder), not_finite(folder)
+        facts = read_adapter(folder)
     except ModelError as error:
         return [*faults, str(error) if str(error).startswith(START) else f"{START}: {error}"], warnings
-    if broken is not None:
-        faults.append(f"{what}: {broken}")
     source, base = config.model.source, facts.base_name
     if base is not None and base != source and Path(base).expanduser().resolve() != Path(source).expanduser().resolve():
         warnings.append(
@@ -111,8 +118,8 @@ def _differences(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mappi
         yield f"model.lora.rank: {lora.rank} here, {facts.rank} in {what}; set it to {facts.rank}"
     elif not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
         yield (
-            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what} "
-            f"({facts.scale_formula}); set it to {facts.alpha_scale * facts.rank!r}"
+            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what}"
+            f"; set it to {facts.alpha_scale * facts.rank!r}"
         )
     if others := sorted(name for name, sides in facts.shapes.items() if layers and layers.get(name) != sides):
         yield (

@@ -10,10 +10,9 @@ from typing import Any
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.config.derived import reference_moves
 from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.policy.lora.targets import Sides, layers_with_adapter
+from grpo_core.policy.lora.facts import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
-from grpo_core.policy.sources.find import model_here
-from grpo_core.policy.sources.weight_files import weight_files
+from grpo_core.policy.sources.find import model_here, weight_files
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of models whose matrices are not those of `intermediate_size` alone."""

@@ -28,12 +28,10 @@ from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.policy.lora.targets import layer_faults
+from grpo_core.policy.lora.facts import layer_faults
 from grpo_core.policy.outline import Outline, beyond_positions
-from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.cache import cache_folder
-from grpo_core.policy.sources.find import lacks_chat_template, model_here, require_model
-from grpo_core.policy.sources.weight_files import files_identity
+from grpo_core.policy.sources.find import MADE_HERE, files_identity, lacks_chat_template, model_here, require_model
 from grpo_core.run.adapter_check import AdapterSummary, adapter_summary, look_at_adapter
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.disk_need import disk_need, kept_weights, require_disk, shown_bytes
@@ -97,10 +95,10 @@ def check_start(
     shape = shape_for(config, outline)
     fit = None if shape is None else fit_of(config, shape)
     layers = outline.linear_layers if outline is not None else None if shape is None else shape.linear_layers
-    bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
+    too_long = None if outline is None else beyond_positions(config, outline)
     of_adapter, doubtful = look_at_adapter(config, layers, outline)
-    faults = [*own, *faults, *disk, *bound, *of_adapter, *memory_faults(fit), *found["faults"]]
-    warnings = [*unbound, *doubtful, *(() if fit is None else fit.warnings())]
+    faults = [*own, *faults, *disk, *of_adapter, *memory_faults(fit), *found["faults"]]
+    warnings = [*([too_long] if too_long else ()), *doubtful, *(() if fit is None else fit.warnings())]
     return Preflight(
         faults=tuple(faults),
         warnings=(*warnings, *found["warnings"]),
@@ -148,7 +146,7 @@ def _looking_at_model(config: RunConfig, faults: list[str]) -> Iterator[Callable
     that was made here.
     """
     source = config.model.source
-    folder = None if source.startswith((bundled.PREFIX, scratch.PREFIX)) else model_here(source)
+    folder = None if source.startswith(MADE_HERE) else model_here(source)
     if folder is None:
         yield lambda: None
         return

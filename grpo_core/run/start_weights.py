@@ -13,10 +13,9 @@ from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError
-from grpo_core.policy.lora.targets import START
+from grpo_core.policy.lora.facts import START
 from grpo_core.policy.saved import STATE_FILE, list_checkpoints, stored_initial
-from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model, weights_digest
 from grpo_core.run.folder import RunDir
 
 BASE = "model.source"

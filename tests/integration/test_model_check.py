@@ -11,8 +11,7 @@ import torch
 from flows.cli.folders import print_how_to_resume, working_in
 from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy import loading
-from grpo_core.policy.loading import load_model
-from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.loading import load_model, open_policy, require_positions
 from grpo_core.policy.sources.find import require_model
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal

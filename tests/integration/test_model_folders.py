@@ -10,13 +10,11 @@ from safetensors.torch import load_file
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import GrpoError, ModelError
-from grpo_core.policy.loading import check_folder
-from grpo_core.policy.lora.targets import layer_faults
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import check_folder, open_policy
+from grpo_core.policy.lora.facts import layer_faults
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.sources.find import require_model, resolve_model
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import require_model, resolve_model, weights_digest
 from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, write_family
 from tests.policies import sampled
 

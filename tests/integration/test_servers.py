@@ -15,7 +15,7 @@ import yaml
 from grpo_core.config import apply_overrides
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.server import PYTHON_VARIABLE, SlotServers, VllmServer, lent_client
+from grpo_core.generation.vllm.opening import PYTHON_VARIABLE, SlotServers, VllmServer, lent_client
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.launcher import Ended, Job
 from tasks.sweep import local
@@ -134,7 +134,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.server import SlotServers
+from grpo_core.generation.vllm.opening import SlotServers
 python, log = map(Path, sys.argv[1:])
 settings = ServerSettings(python=python, model=log, dtype="float32", context=64, threads=1, kv_cache_gib=1, log_file=log)
 server = SlotServers().lend(settings, {})

@@ -19,9 +19,9 @@ from grpo_core.errors import ConfigError, ModelError
 from grpo_core.evaluation.plan import find_subject
 from grpo_core.export.choice import ExportWish
 from grpo_core.export.policy_folder import export_policy
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.cleaning import clean
 from grpo_core.run.folder import RunDir
 from grpo_core.run.preflight import CHECKED_VARIABLE, check_start

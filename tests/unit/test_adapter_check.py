@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, not_finite, read_adapter
-from grpo_core.policy.opening import open_policy
 from grpo_core.run.adapter_check import adapter_summary, look_at_adapter
 from grpo_core.run.model_shape import adapter_size, shape_for
 from tests.conftest import build_model

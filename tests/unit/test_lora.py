@@ -10,10 +10,9 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo_core.errors import ModelError
-from grpo_core.generation.vllm.weights import weights_of
-from grpo_core.policy.lora.delta import Full
-from grpo_core.policy.lora.layers import adapted_layers, delta_of, set_delta
-from grpo_core.policy.opening import open_policy
+from grpo_core.generation.vllm.sampler import weights_of
+from grpo_core.policy.loading import open_policy
+from grpo_core.policy.lora.delta import Full, adapted_layers, delta_of, set_delta
 from grpo_core.policy.reference import Reference
 from tests.policies import sampled
 

@@ -8,8 +8,8 @@ import torch
 from grpo_core.policy.device import compute_in
 from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.products import prepared_weights
-from grpo_core.policy.lora.layers import adapted_layers, base_layer, delta_of, set_delta
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
+from grpo_core.policy.lora.delta import adapted_layers, base_layer, delta_of, set_delta
 
 
 @pytest.fixture

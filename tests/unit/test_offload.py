@@ -15,7 +15,7 @@ from grpo_core.config import load_config
 from grpo_core.policy import device as offload
 from grpo_core.policy import policy as policy_module
 from grpo_core.policy.checkpoint import Trainable
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.reference import Reference
 from grpo_core.run.memory import fit_of, memory_need
 from grpo_core.run.model_shape import KNOWN_SHAPES

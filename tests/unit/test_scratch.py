@@ -11,10 +11,8 @@ from grpo_core.data.prepare import read_prompts
 from grpo_core.evaluation.runner import open_evaluator
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.sources import scratch
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model, weights_digest
 from grpo_core.policy.sources.scratch import IGNORED, OPENING, build_tokenizer, supervised_batch
-from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.policy.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -21,12 +21,10 @@ from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWe
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
-from grpo_core.generation.vllm.client import VllmClient
-from grpo_core.generation.vllm.engine import Request
+from grpo_core.generation.vllm.client import Request, VllmClient
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
-from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.weights import ProbeLogps, judge, probe_of, weights_file, weights_of
+from grpo_core.generation.vllm.sampler import ProbeLogps, judge, probe_of, request_seed, weights_file, weights_of
 from grpo_core.types import ModelInput
 from tests.policies import policy_of
 

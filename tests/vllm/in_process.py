@@ -19,7 +19,7 @@ from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 COLOCATED = {

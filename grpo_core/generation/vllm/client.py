@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -16,10 +17,57 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.config.limits import SERVER_VARIABLE, is_on_this_machine
 from grpo_core.errors import SamplerError, ServerGoneError, cause, raised_as, shown
-from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
+from grpo_core.types import ModelInput
 
-if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
+if TYPE_CHECKING:
     from grpo_core.generation.sampler import SamplingSettings
+
+INPUT_CACHES = ("encoder", "mm")
+"""vLLM's caches of what encoders made of inputs, whose keys do not tell which weights did; emptied beside that of prefixes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion that is asked for."""
+
+    prompt: ModelInput
+    seed: int
+    """Decides the tokens in float32, whatever else is computed at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What vLLM made of one request."""
+
+    token_ids: tuple[int, ...]
+    """The end token included."""
+    logps: tuple[float, ...]
+    """Of these tokens, under the policy with the temperature applied."""
+    truncated: bool
+
+
+def checked_completion(
+    tokens: Sequence[int], logps: Sequence[float], reason: object, settings: "SamplingSettings", end_tokens: Sequence[int]
+) -> Completion:
+    """Return what vLLM answered as a completion.
+
+    Args:
+        tokens: that were drawn.
+        logps: of them.
+        reason: why it stopped, in vLLM's words.
+        settings: what was asked for.
+        end_tokens: at any of which a completion ends.
+
+    Raises:
+        ServerGoneError: it was cut off: neither an end token nor the full length.
+    """
+    ends = bool(tokens) and tokens[-1] in end_tokens
+    whole = len(tokens) == len(logps) and (ends or len(tokens) == settings.max_completion_tokens)
+    if not whole or reason not in ("stop", "length"):
+        why = f"{len(tokens)} tokens, {len(logps)} log-probabilities, finish_reason {shown(reason)}"
+        raise ServerGoneError(f"vLLM: a completion was cut off ({why})")
+    return Completion(token_ids=tuple(tokens), logps=tuple(logps), truncated=not ends)
+
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request: hundreds a step

@@ -16,8 +16,7 @@ import torch
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.errors import SamplerError, raised_as
-from grpo_core.generation.vllm.client import reported
-from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
+from grpo_core.generation.vllm.client import INPUT_CACHES, Completion, Request, checked_completion, reported
 from grpo_core.generation.vllm.launch import GIB, HEAD_IN_FLOAT32, process_variables
 
 if TYPE_CHECKING:

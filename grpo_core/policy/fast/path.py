@@ -28,7 +28,7 @@ from grpo_core.policy.forward import (
     rows_hidden,
     vocabulary_head,
 )
-from grpo_core.policy.lora.layers import linear_layers
+from grpo_core.policy.lora.delta import linear_layers
 from grpo_core.types import Prompt
 
 Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
