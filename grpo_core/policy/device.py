@@ -69,13 +69,12 @@ def choose_kernels(*, deterministic: bool) -> None:
 
     Outside of `strictly_deterministic`, an operation that has none runs with a warning, which the log holds.
     """
-    wanted = deterministic
     # cuDNN's attention makes a plan for every shape, 23 to 37 ms each, and decoding has another shape at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if wanted:
+    if deterministic:
         # cuBLAS reads it when it starts, and sums in another order from call to call without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted, warn_only=wanted)
+    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
     # It would find reads of memory that nobody wrote, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     torch.backends.cudnn.benchmark = False

@@ -68,13 +68,7 @@ def encode_prompts(model: PreTrainedModel, prompts: Sequence[ModelInput], *, rep
     """
     ids, mask = pad_left(prompts, model.device)
     cache = ReplayedCache(model) if replayed else DynamicCache(config=model.config)
-    output = backbone(model)(
-        input_ids=ids,
-        attention_mask=mask.long(),
-        position_ids=_positions(mask),
-        past_key_values=cache,
-        use_cache=True,
-    )
+    output = _run(model, ids, mask, cache)
     return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1], mask=mask, cache=output.past_key_values)
 
 
@@ -95,16 +89,15 @@ def continue_prefix(
 
     `token_mask` covers everything in the cache after this call.
     """
-    positions = _positions(token_mask)[:, -token_ids.shape[1] :]
-    output = backbone(model)(
-        input_ids=token_ids,
-        attention_mask=token_mask.long(),
-        position_ids=positions,
-        past_key_values=prefix.cache,
-        use_cache=True,
-    )
-    hidden: Tensor = output.last_hidden_state
+    hidden: Tensor = _run(model, token_ids, token_mask, prefix.cache).last_hidden_state
     return hidden
+
+
+def _run(model: PreTrainedModel, ids: Int[Tensor, "R t"], mask: Bool[Tensor, "R seen"], cache: DynamicCache) -> Any:
+    """Run tokens after those in a cache, which `mask` covers as well."""
+    positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+    return backbone(model)(**inputs, past_key_values=cache, use_cache=True)
 
 
 def completion_hidden(
@@ -148,17 +141,17 @@ def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     A bfloat16 logit near 20 is off by up to 0.06: more than the differences of log-probabilities that KL is made of.
     """
     head = model.get_output_embeddings()
+    return without_autocast(lambda hidden: head(hidden.to(head.weight.dtype)))
+
+
+def without_autocast(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the same function, computed in the types that it is given."""
 
     def project(hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            logits: Tensor = head(hidden.to(head.weight.dtype))
-            return logits
+            return product(hidden)
 
     return project
-
-
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.long().cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def microbatches(completions: SampledCompletions, rows: Sequence[int], max_tokens: int) -> list[list[int]]:

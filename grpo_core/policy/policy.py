@@ -21,7 +21,7 @@ from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
-from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoder
+from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
@@ -188,7 +188,7 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         dtype, packed = attention_dtype(self.model, self.dtype), self.path.packed
         if self.path.lean:
-            yield LeanDecoding.of(self.model, dtype, packed=packed).after
+            yield partial(LeanDecoder, LeanDecoding.of(self.model, dtype, packed=packed))
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
                 yield partial(PlainDecoder, self.model, dtype)

@@ -22,13 +22,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from grpo_core.policy.fast.grouped import flash_attention
 from grpo_core.policy.fast.products import Products, joined_products, packed_product
-from grpo_core.policy.forward import EncodedPrefix, backbone, continue_prefix, vocabulary_head
+from grpo_core.policy.forward import EncodedPrefix, backbone, continue_prefix, vocabulary_head, without_autocast
 from grpo_core.policy.lora.delta import base_layer
 
+Product = Callable[[Tensor], Tensor]
 LEAST_ROOM = 64
 """Tokens; a full buffer grows by this or by a quarter, whichever is more, and never beyond the tokens that can come."""
 
@@ -53,19 +54,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         total = length + key_states.shape[-2]
         if total > self._buffers[0].shape[-2]:
             room = max(total, min(self._most, total + max(LEAST_ROOM, total // 4)))
-            self._buffers = [_with_room(tensor, room) for tensor in (self.keys, self.values)]
+            self._buffers = [functional.pad(tensor, (0, 0, 0, room - length)) for tensor in (self.keys, self.values)]
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, length:total] = new
-        self._show(total)
+        self.keys, self.values = (buffer[:, :, :total] for buffer in self._buffers)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows."""
         length = self.keys.shape[-2]
-        self._buffers = [_rows(buffer, indices, length) for buffer in self._buffers]
-        self._show(length)
-
-    def _show(self, length: int) -> None:
+        self._buffers = [torch.index_select(buffer, 0, indices) for buffer in self._buffers]
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
@@ -80,29 +78,8 @@ def grow_in_place(cache: DynamicCache, dtype: torch.dtype, most_tokens: int) -> 
         most_tokens: that will come.
     """
     for number, layer in enumerate(cache.layers):  # one after the other: two caches of all layers would be twice the memory
-        if _is_plain(layer):
+        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[number] = GrowingLayer(layer, dtype, most_tokens)
-
-
-def _is_plain(layer: CacheLayerMixin) -> bool:
-    return type(layer) is DynamicLayer and layer.get_seq_length() > 0
-
-
-def _with_room(tensor: Tensor, room: int) -> Tensor:
-    """Return a buffer of `room` tokens that begins with those of `tensor`."""
-    buffer = torch.empty(*tensor.shape[:-2], room, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
-    buffer[:, :, : tensor.shape[-2]] = tensor
-    return buffer
-
-
-def _rows(buffer: Tensor, indices: Tensor, length: int) -> Tensor:
-    """Return a buffer of these rows with as much room; what is not filled is not copied."""
-    chosen = buffer.new_empty(len(indices), *buffer.shape[1:])
-    torch.index_select(buffer[:, :, :length], 0, indices, out=chosen[:, :, :length])
-    return chosen
-
-
-Product = Callable[[Tensor], Tensor]
 
 
 class PlainDecoder:
@@ -199,7 +176,8 @@ class LeanDecoding:
     dtype: torch.dtype
     layers: Sequence[Layer]
     last_norm: Product
-    head: Product
+    logits: Product
+    """The vocabulary head, in fp32."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> "LeanDecoding":
@@ -220,22 +198,8 @@ class LeanDecoding:
             dtype=dtype,
             layers=[_layer(module, product, dtype) for module in inner.layers],
             last_norm=_norm(inner.norm),
-            head=packed_product(head.weight.detach(), head.bias, packed=packed),
+            logits=without_autocast(packed_product(head.weight.detach(), head.bias, packed=packed)),
         )
-
-    @property
-    def logits(self) -> Product:
-        """The vocabulary head, in fp32."""
-
-        def project(hidden: Tensor) -> Tensor:
-            with torch.autocast(hidden.device.type, enabled=False):
-                return self.head(hidden)  # which casts to the type of its weight
-
-        return project
-
-    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """Return what continues the rows of an expanded prefix, whose cache is taken over, by at most so many tokens."""
-        return LeanDecoder(self, prefix, most_tokens)
 
 
 def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:

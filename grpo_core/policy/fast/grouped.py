@@ -160,15 +160,13 @@ def _attention(
     _mask: None,
     *,
     grouped: GroupedTokens,
-    scaling: float | None = None,
+    scaling: float,
     dropout: float = 0.0,
     **features: object,
 ) -> tuple[Float[Tensor, "1 N h d"], None]:
     """Attend as transformers' models call it: `query`, `key` and `value` of all tokens, positions applied."""
     if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
         raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):
         exact = torch.promote_types(value.dtype, torch.float32)
         q, k, v = (grouped.in_cells(states[0].transpose(0, 1).to(exact)) for states in (query, key, value))

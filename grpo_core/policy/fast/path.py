@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.products import LEAST_WEIGHTS, is_large, prepared_weights
@@ -74,8 +74,7 @@ class SamplingPath:
             COMPLETIONS: why_padded(model, dtype),
         }
         reasons = {what: reason for what, reason in found.items() if reason is not None}
-        padded = COMPLETIONS in reasons
-        return cls(packed=WEIGHTS not in reasons, lean=DECODING not in reasons, padded=padded, reasons=reasons)
+        return cls(packed=plain is None, lean=DECODING not in reasons, padded=COMPLETIONS in reasons, reasons=reasons)
 
     def as_json(self) -> dict[str, str]:
         """Return each way that was taken, with the reason where it is transformers'.
@@ -100,8 +99,6 @@ def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
         return "they are for a CPU"
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return "the processor has no AVX-512"
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no oneDNN"
     if not any(map(is_large, linear_layers(model))):
         return f"no matrix has {LEAST_WEIGHTS} weights"
 
@@ -125,8 +122,6 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
     if not has_full_attention(config):
         return "the model has other layers than full attention"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
     rotation = getattr(getattr(cast("Any", backbone(model)), "rotary_emb", None), "rope_type", None)
     if rotation not in ROTATIONS:
         return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
@@ -137,7 +132,7 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         prompts = encode_prompts(model, [prompt.model_input for prompt in tokens.prompts])
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
         prefix = expand_prefix(prompts, prompt_of_row)
-        decoder = decoding.after(prefix, ids.shape[1])
+        decoder = LeanDecoder(decoding, prefix, ids.shape[1])
         states = [prefix.last_hidden, *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
         return decoding.logits(torch.stack(states, dim=1)[mask])
 
@@ -178,8 +173,6 @@ def _why_different(
             found = torch.log_softmax(logits(tokens).float(), dim=-1)
         difference = float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
         return f"this model cannot be computed so here ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
         return None
