@@ -195,8 +195,7 @@ class Policy:
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
-        pairs = zip(completions.completion_ids, completions.completion_mask, strict=True)
-        rows = [ids[keep].tolist() for ids, keep in pairs]
+        rows = [ids[keep].tolist() for ids, keep in zip(completions.completion_ids, completions.completion_mask, strict=True)]
         return [str(text) for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
     def forward(

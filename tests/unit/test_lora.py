@@ -10,7 +10,7 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo_core.errors import ModelError
-from grpo_core.generation.vllm.sampler import weights_of
+from grpo_core.generation.vllm.sampler import manifest_of
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.lora.delta import Full, adapted_layers, delta_of, set_delta
 from grpo_core.policy.reference import Reference
@@ -221,12 +221,12 @@ def test_what_cannot_have_an_adapter_is_refused(opened, settings, said):
 def test_a_server_gets_the_merged_weights_by_the_names_of_the_base(opened, tiny_model_dir):
     policy = opened({"model.dtype": "bfloat16"})
     plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-    before = weights_of(policy)
-    assert before.manifest.keys() == dict(plain.named_parameters()).keys()
+    before = manifest_of(policy)
+    assert before.keys() == dict(plain.named_parameters()).keys()
     move(policy)
-    after = weights_of(policy)
-    changed = {name for name in after.manifest if after.manifest[name] != before.manifest[name]}
-    assert changed == {name for name in after.manifest if name.endswith("_proj.weight")}
+    after = manifest_of(policy)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {name for name in after if name.endswith("_proj.weight")}
 
 
 def test_the_stated_bound_is_what_is_left_of_all_errors_and_holds(opened):

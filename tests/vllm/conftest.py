@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_core.generation.vllm import server as server_module
+from grpo_core.generation.vllm import opening as server_module
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.opening import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler

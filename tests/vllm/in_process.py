@@ -66,7 +66,6 @@ def main(model: Path, fault: Path) -> None:
         refusals[mistake] = refusal(tokens)
         fault.write_text("")
         refusals[f"after {mistake}"] = refusal(tokens)
-    too_long = refusal(lambda: engine.prompt_logps([range(5, 205)]))
     print(  # noqa: T201
         json.dumps(
             {
@@ -75,7 +74,6 @@ def main(model: Path, fault: Path) -> None:
                 "again": again,
                 "difference": float(difference),
                 "refusals": refusals,
-                "too long": too_long,
             }
         )
     )

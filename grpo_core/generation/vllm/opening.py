@@ -1,4 +1,7 @@
-"""The vLLM that a configuration asks for: whether it can be had, and the sampler that uses it. Loads no torch by itself."""
+"""The vLLM that a configuration asks for: whether it can be had, its server, the sampler that uses it. It loads no torch.
+
+Servers are on loopback, with a key, in process groups that end with the process that started them.
+"""
 
 import contextlib
 import logging
@@ -16,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row, starts_server
-from grpo_core.errors import SamplerError, ServerGoneError
-from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, connect, reported
+from grpo_core.errors import SamplerError
+from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, connect
 from grpo_core.generation.vllm.launch import ServerSettings, command, environment
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.process_id import identify
@@ -36,8 +39,6 @@ ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm` makes, in the current folder."""
 START_SECONDS, POLL_SECONDS = 600.0, 0.5
 """A start takes 20 s to several minutes."""
-PORT_TAKEN = "ddress already in use"
-TAIL_LINES = 8
 
 
 class VllmServer:
@@ -63,11 +64,7 @@ class VllmServer:
         """
         self.launch()
         client = VllmClient(f"http://127.0.0.1:{self._port}", self._key, self._connections)
-        try:
-            wait_until_ready(client, lambda: self.is_running, self.settings.log_file)
-        except SamplerError:
-            self.stop()
-            raise
+        wait_until_ready(client, lambda: self.is_running, self.settings.log_file)
         return client
 
     def launch(self) -> None:
@@ -121,14 +118,13 @@ class SlotServers:
             variables: the environment variables that choose its GPU.
         """
         server = next((server for server in self._free if _suits(server, wanted, variables)), None)
-        if server is None:
+        if server is not None:
+            self._free.remove(server)
+        else:
             if self._free:
-                self._free[0].stop()
-                del self._free[0]
+                self._free.pop(0).stop()
             server = VllmServer(wanted, connections=1, variables=variables)
             server.launch()
-        else:
-            self._free.remove(server)
         self._lent.append(server)
         return server
 
@@ -172,16 +168,13 @@ def wait_until_ready(client: VllmClient, is_running: Callable[[], bool], log_fil
         SamplerError: its process ended, or it did not answer in time; the message quotes the log.
     """
     began = time.monotonic()
-    with reported(lambda: f"the vLLM server is starting (its log: {log_file})"):
-        while not client.is_ready():
-            waited = time.monotonic() - began
-            if is_running() and waited < START_SECONDS:
-                time.sleep(POLL_SECONDS)
-                continue
-            tail = " | ".join(log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    logger.info("the vLLM server is starting (its log: %s)", log_file)
+    while not client.is_ready():
+        if not is_running() or time.monotonic() - began > START_SECONDS:
+            tail = " | ".join(log_file.read_text(errors="replace").splitlines()[-8:])
             why = f"did not answer within {START_SECONDS:.0f} s" if is_running() else "ended while it started"
-            kind = ServerGoneError if PORT_TAKEN in tail else SamplerError  # another start takes another port
-            raise kind(f"the vLLM server {why}; its log, {log_file}, ends with: {tail}")
+            raise SamplerError(f"the vLLM server {why}; its log, {log_file}, ends with: {tail}")
+        time.sleep(POLL_SECONDS)
     logger.info("the vLLM server answers after %.0f s", time.monotonic() - began)
 
 
@@ -200,23 +193,23 @@ def find_python(named: str | None) -> Path:
             f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter "
             f"of one, here or in {PYTHON_VARIABLE}"
         )
-    require_modules("rollout.vllm.python", python, ("vllm", "grpo_vllm"), "`make vllm`")
+    require_modules("rollout.vllm.python", python, "`make vllm`")
     return python
 
 
-def require_modules(key: str, python: Path, modules: Sequence[str], command: str) -> None:
-    """Refuse an interpreter that cannot import something.
+def require_modules(key: str, python: Path, command: str) -> None:
+    """Refuse an interpreter that cannot import vLLM and the plugin.
 
     Args:
         key: of the configuration, that names it.
         python: the interpreter.
-        modules: what it must have.
         command: what makes an environment that has all of it.
 
     Raises:
         SamplerError: names what it lacks.
     """
     code = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"
+    modules = ("vllm", "grpo_vllm")
     found = subprocess.run([python, "-c", code, *modules], check=False, capture_output=True, text=True)
     lacks = modules if found.returncode else found.stdout.split()
     if lacks:
@@ -243,7 +236,7 @@ def require_sampler(configs: Iterable[RunConfig]) -> None:
     for config in needs.values():
         if config.rollout.vllm.mode == "colocate":
             python = Path(config.training.python or sys.executable).expanduser()
-            require_modules("training.python", python, ("vllm", "grpo_vllm"), "`make vllm ARGS=--trainer` makes one with them")
+            require_modules("training.python", python, "`make vllm ARGS=--trainer` makes one with them")
         elif starts_server(config):
             find_python(config.rollout.vllm.python)
         else:
@@ -275,15 +268,15 @@ def open_vllm_sampler(
         return VllmSampler(lambda: ColocatedVllm(config, model), policy, probe, folder=folder)
     if not starts_server(config):
         return VllmSampler(lambda: connect(config), policy, probe, folder=folder)
-    is_lent = LENT_VARIABLE in os.environ
-    server = None if is_lent else VllmServer(server_settings(config, model, folder / "vllm.log"), settings.in_flight)
+    if LENT_VARIABLE in os.environ:
+        return VllmSampler(lambda: _opened(lent_client(settings.in_flight), config), policy, probe, folder=folder)
+    server = VllmServer(server_settings(config, model, folder / "vllm.log"), settings.in_flight)
+    return VllmSampler(lambda: _opened(server.start(), config), policy, probe, folder=folder, end=server.stop)
 
-    def start() -> VllmClient:
-        client = lent_client(settings.in_flight) if server is None else server.start()
-        client.open_model(longest_row(config))
-        return client
 
-    return VllmSampler(start, policy, probe, folder=folder, end=None if server is None else server.stop)
+def _opened(client: VllmClient, config: RunConfig) -> VllmClient:
+    client.open_model(longest_row(config))
+    return client
 
 
 def server_settings(config: RunConfig, model: Path, log_file: Path) -> ServerSettings:

@@ -1,4 +1,8 @@
-"""The sampler of a run whose rollouts come from vLLM: fresh weights first, then one seeded request a completion."""
+"""The sampler of a run whose rollouts come from vLLM: fresh weights first, then one seeded request a completion.
+
+The weights are a file for a vLLM on the same machine, with a manifest of what must be in it, which the plugin checks. That they
+are used is shown by a probe: log-probabilities of fixed tokens on both sides.
+"""
 
 import contextlib
 import hashlib
@@ -16,70 +20,25 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from safetensors.torch import save_file
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from grpo_core.errors import ServerGoneError, StaleWeightsError, TrainingError
+from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError, TrainingError, raised_as
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
-from grpo_core.generation.vllm.client import Completion, Request, VllmClient, reported
+from grpo_core.generation.vllm.client import Completion, Request, VllmClient
 from grpo_core.generation.vllm.colocated import ColocatedVllm
-from grpo_core.machine.disk import free_bytes, whole_or_gone
+from grpo_core.machine.disk import free_bytes
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
+logger = logging.getLogger(__name__)
+
+VllmEngine = VllmClient | ColocatedVllm
+TRIES = 3
+"""Of one call whose server was lost: all is seeded, so its repetition is the same."""
 MEMORY = Path("/dev/shm")
 """Where files are memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """What a policy's weights are, without the weights."""
-
-    manifest: dict[str, dict[str, Any]]
-    """{name: {"shape", "sha256"}}."""
-    digest: str
-    """Of the manifest."""
-
-
-def weights_of(policy: Policy) -> Weights:
-    """Return names, shapes and digests of the live weights, in the type that the server holds them in.
-
-    Raises:
-        TrainingError: a weight is not finite.
-    """
-    tensors = _tensors(policy)
-    for name, value in tensors.items():
-        if not bool(value.isfinite().all()):
-            raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {name}")
-    manifest = {
-        name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
-        for name, tensor in tensors.items()
-    }
-    return Weights(manifest=manifest, digest=hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest())
-
-
-@contextlib.contextmanager
-def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
-    """Write the weights where both processes can read them, and remove them at the end: memory, or `folder` if that is full.
-
-    Raises:
-        DiskFullError: there is no room.
-    """
-    tensors = _tensors(policy)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    place = MEMORY if os.access(MEMORY, os.W_OK) and (free_bytes(MEMORY) or 0) > 2 * size else folder
-    with tempfile.TemporaryDirectory(prefix="grpo-weights-", dir=place) as private:
-        path = Path(private) / "weights.safetensors"
-        with whole_or_gone("the weights for the sampler", path):
-            save_file(tensors, path)
-        yield path
-
-
-def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own."""
-    dtype = getattr(torch, policy.dtype)
-    return {name: value.to(device="cpu", dtype=dtype).contiguous() for name, value in policy.merged_weights()}
-
-
 MOST_TOKENS = 256
 MOST_DIFFERENCE = 1e-4
 """In float32, of any token, in nats."""
@@ -89,6 +48,39 @@ OVER_ROUNDING = 4.0
 """In bfloat16, of a change that is judged, whose slope equal rounding before and after it moves by at most 2 / 4
 (Cauchy-Schwarz); and at most, of what the server's change differs from the trainer's."""
 LEAST_FOLLOWED = 0.5
+
+
+def manifest_of(policy: Policy) -> dict[str, dict[str, Any]]:
+    """Return {name: {"shape", "sha256"}} of the live weights, in the type that the server holds them in.
+
+    Raises:
+        TrainingError: a weight is not finite.
+    """
+    tensors = _tensors(policy)
+    if broken := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
+        raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {broken[0]}")
+    return {
+        name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
+        for name, tensor in tensors.items()
+    }
+
+
+@contextlib.contextmanager
+def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
+    """Write the weights where both processes can read them, and remove them at the end: memory, or `folder` if that is full."""
+    tensors = _tensors(policy)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    place = MEMORY if os.access(MEMORY, os.W_OK) and (free_bytes(MEMORY) or 0) > 2 * size else folder
+    with tempfile.TemporaryDirectory(prefix="grpo-weights-", dir=place) as private:
+        path = Path(private) / "weights.safetensors"
+        save_file(tensors, path)
+        yield path
+
+
+def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
+    """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own."""
+    dtype = getattr(torch, policy.dtype)
+    return {name: value.to(device="cpu", dtype=dtype).contiguous() for name, value in policy.merged_weights()}
 
 
 def probe_of(prompts: Sequence[Sequence[int]], most: int = MOST_TOKENS) -> list[tuple[int, ...]]:
@@ -151,13 +143,6 @@ def _rms(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
 
 
-logger = logging.getLogger(__name__)
-
-VllmEngine = VllmClient | ColocatedVllm
-RESTARTS = 2
-"""How often within one call a server that was lost is started again."""
-
-
 class VllmSampler:
     """Samples from a vLLM that holds a copy of the policy."""
 
@@ -168,7 +153,7 @@ class VllmSampler:
         probe: Sequence[Sequence[int]],
         *,
         folder: Path,
-        end: Callable[[], None] | None = None,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         """Connect at the first use.
 
@@ -177,15 +162,13 @@ class VllmSampler:
             policy: whose weights are sampled from, as they are at each call.
             probe: prompts whose log-probabilities show that vLLM uses these weights.
             folder: where the weights lie for a moment if they do not fit in shared memory.
-            end: ends the server; None = it is somebody else's, and one that is lost cannot be started again.
+            end: ends the server, if it is this run's.
         """
-        self._connect, self._policy, self._folder = connect, policy, folder
-        self._probe, self._restarts = probe_of(probe), 0 if end is None else RESTARTS
-        self._end = end or (lambda: None)
+        self._connect, self._policy, self._folder, self._end = connect, policy, folder, end
+        self._probe = probe_of(probe)
         self._engine: VllmEngine | None = None
         self._version: str | None = None
         self._confirmed: ProbeLogps | None = None
-        self._figures: dict[str, float] = {}
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. A server that is lost is started again, given the weights and asked for the same completions.
@@ -194,44 +177,41 @@ class VllmSampler:
             StaleWeightsError: the server does not compute with the policy's weights.
             SamplerError: it refuses, or is lost for good.
         """
-        for attempt in range(self._restarts + 1):
-            try:
-                engine = self._engine = self._engine or self._connect()
-                with engine.awake():
-                    self._hand_over_weights(engine)
-                    requests = requests_of(prompts, settings.group_size, key)
-                    completions = engine.complete(requests, settings, self._policy.eos_token_ids)
-                    # A server may have taken the place of another, or somebody may have loaded other weights.
-                    self._refuse_version(engine, str(self._version))
-            except ServerGoneError as error:
-                self._engine = self._version = self._confirmed = None
-                if attempt == self._restarts:
-                    raise
-                logger.warning("%s; starting the vLLM server again for the same step", error)
-            else:
-                batch = as_batch(prompts, settings.group_size, completions, self._policy)
-                return replace(batch, weights=str(self._version), figures=self._figures)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        is_lost, tries = retry_if_exception_type(ServerGoneError), stop_after_attempt(TRIES)
+        with raised_as(SamplerError, "vLLM cannot be used: {cause}", Exception):
+            return Retrying(retry=is_lost, stop=tries, after=self._forget, reraise=True)(self._sample, prompts, settings, key)
 
     def close(self) -> None:
         """End the server, if it is this run's."""
         self._end()
 
-    def _hand_over_weights(self, engine: VllmEngine) -> None:
-        """Give it the policy's weights, unless it has them, and have it show that it uses them."""
-        weights = weights_of(self._policy)
-        version = weights.digest[:16]
-        began = time.monotonic()
-        self._figures = {}
+    def _forget(self, attempt: RetryCallState) -> None:
+        error = None if attempt.outcome is None else attempt.outcome.exception()
+        logger.warning("%s; a vLLM server is asked again for the same step", error)
+        self._engine = self._version = self._confirmed = None
+
+    def _sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
+        engine = self._engine = self._engine or self._connect()
+        with engine.awake():
+            figures, version = self._hand_over_weights(engine)
+            completions = engine.complete(requests_of(prompts, settings.group_size, key), settings, self._policy.eos_token_ids)
+            # A server may have taken the place of another, or somebody may have loaded other weights.
+            _refuse_version(engine, version)
+        batch = as_batch(prompts, settings.group_size, completions, self._policy)
+        return replace(batch, weights=version, figures=figures)
+
+    def _hand_over_weights(self, engine: VllmEngine) -> tuple[dict[str, float], str]:
+        """Give it the policy's weights, unless it has them, and have it show that it uses them; return figures and version."""
+        began, figures, manifest = time.monotonic(), dict[str, float](), manifest_of(self._policy)
+        version = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
         if version != self._version or engine.weight_version() != version:
             self._version = None  # until all of it has succeeded
-            handing_over = reported(lambda: "vLLM is given the weights")
-            with handing_over, weights_file(self._policy, self._folder) as path:
-                engine.load_weights(str(path), weights.manifest, version)
-            self._refuse_version(engine, version)
-            self._figures = self._prove(engine)
+            with weights_file(self._policy, self._folder) as path:
+                engine.load_weights(str(path), manifest, version)
+            _refuse_version(engine, version)
+            figures = self._prove(engine)
             self._version = version
-        self._figures["time/transfer_seconds"] = time.monotonic() - began
+        return {**figures, "time/transfer_seconds": time.monotonic() - began}, version
 
     def _prove(self, engine: VllmEngine) -> dict[str, float]:
         server = torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64)
@@ -243,7 +223,7 @@ class VllmSampler:
 
     def _trainer_logps(self) -> torch.Tensor:
         """Return those of the probe's tokens, each but the first of its prompt, at temperature 1."""
-        rest = [Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe]
+        rest = [Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:])) for tokens in self._probe]
         firsts = [
             Prompt(id=number, content="", text="", token_ids=tokens[:1], columns={})
             for number, tokens in enumerate(self._probe)
@@ -251,12 +231,13 @@ class VllmSampler:
         rows = as_batch(firsts, 1, rest, self._policy)
         return replace(self._policy, temperature=1.0).logps(rows)[rows.completion_mask].double().cpu()
 
-    def _refuse_version(self, engine: VllmEngine, version: str) -> None:
-        found = engine.weight_version()
-        if found == "default":
-            raise ServerGoneError(f"{engine}: the server was started again meanwhile; its weights are those of its start")
-        if found != version:
-            raise StaleWeightsError(f"{engine}: vLLM has the weights {found}, the policy's are {version}")
+
+def _refuse_version(engine: VllmEngine, version: str) -> None:
+    found = engine.weight_version()
+    if found == "default":
+        raise ServerGoneError("the vLLM server was started again meanwhile; its weights are those of its start")
+    if found != version:
+        raise StaleWeightsError(f"vLLM has the weights {found}, the policy's are {version}")
 
 
 def requests_of(prompts: Sequence[Prompt], group_size: int, key: RandomKey) -> list[Request]:
@@ -271,21 +252,15 @@ def as_batch(
     prompts: Sequence[Prompt], group_size: int, completions: Sequence[Completion], policy: Policy
 ) -> SampledCompletions:
     """Return completions, prompt by prompt, as the tensors of a step."""
-    width = max(len(completion.token_ids) for completion in completions)
-    ids = torch.full((len(completions), width), policy.eos_token_ids[0])
-    mask = torch.zeros(len(completions), width, dtype=torch.bool)
-    logps = torch.zeros(len(completions), width)
-    for row, completion in enumerate(completions):
-        length = len(completion.token_ids)
-        ids[row, :length] = torch.tensor(completion.token_ids)
-        mask[row, :length] = True
-        logps[row, :length] = torch.tensor(completion.logps)
-    device = policy.device
+    tokens = [torch.tensor(completion.token_ids) for completion in completions]
+    lengths, device = torch.tensor([len(row) for row in tokens]), policy.device
+    ids = pad_sequence(tokens, batch_first=True, padding_value=policy.eos_token_ids[0])
+    logps = pad_sequence([torch.tensor(completion.logps) for completion in completions], batch_first=True)
     return SampledCompletions(
         prompts=tuple(prompts),
         group_size=group_size,
         completion_ids=ids.to(device),
-        completion_mask=mask.to(device),
+        completion_mask=(torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).to(device),
         sampling_per_token_logps=logps.to(device),
     )
 
