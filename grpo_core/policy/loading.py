@@ -11,19 +11,18 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.forward import completion_hidden, refuse_other_layers, vocabulary_head
+from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model
-from grpo_core.types import ModelInput
 
 OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
 TAKEN_FOR_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
@@ -186,20 +185,20 @@ def outline_of(model: PreTrainedModel) -> Outline:
 def _check_by_value(model: PreTrainedModel, name: str) -> None:
     """Refuse a model whose logits are not those of its vocabulary head on hidden states as they are computed here.
 
-    Two rows of different lengths, padded and with kept keys and values, are compared with each row alone: layers that keep
+    Rows of different lengths, padded and with kept keys and values, are compared with each row alone: layers that keep
     something else, that see later tokens, or that change logits after the head are found.
     """
-    row = torch.arange(1, 9) % model.config.get_text_config().vocab_size
-    starts, completion, head = (0, 2), row[4:].expand(2, -1), vocabulary_head(model)
+    tokens, head, rows = some_tokens(model.config.get_text_config().vocab_size, model.device), vocabulary_head(model), (0, 8)
     with raised_as(ModelError, f"{name} cannot complete a text here: {{cause}}", Exception):
-        prompts = [ModelInput(tuple(row[start:4].tolist())) for start in starts]
-        mask = torch.ones_like(completion, dtype=torch.bool)
-        hidden = completion_hidden(model, prompts, torch.arange(2), completion, mask)
+        hidden, alone = rows_hidden(model, tokens, rows), list[Tensor]()
         logits = head(hidden)
         scale = max(1.0, LARGE_LOGIT / float(logits[logits.isfinite()].abs().max()))
         with model.get_output_embeddings().register_forward_pre_hook(lambda _head, arguments: (scale * arguments[0],)):
-            expected = torch.cat([model(input_ids=row[None, start:]).logits[:, -5:-1] for start in starts])
-        computed = head(scale * hidden)
+            for row in rows:
+                prompt, completion = tokens.prompts[row // 3].token_ids, tokens.completion_ids[row][tokens.completion_mask[row]]
+                text = torch.cat([torch.tensor(prompt), completion]).unsqueeze(0)
+                alone.append(model(input_ids=text).logits[0, len(prompt) - 1 : -1])
+        expected, computed = torch.cat(alone), head(scale * hidden)
     if not torch.allclose(expected, computed, atol=LARGEST_DIFFERENCE, rtol=0):
         difference = (expected - computed).abs().max().item() / scale
         raise ModelError(

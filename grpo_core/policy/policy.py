@@ -244,7 +244,7 @@ class Policy:
         with recomputing(self.model) if recomputed else contextlib.nullcontext():
             if self.path.padded:
                 return rows_hidden(self.model, completions, rows, replayed=recomputed)
-            return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
+            return grouped_hidden(self.model, GroupedTokens.of(completions, rows))
 
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `limits.microbatch_tokens`, without gradient."""

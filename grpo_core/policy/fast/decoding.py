@@ -15,7 +15,7 @@ compute dtype.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from grpo_core.policy.fast.grouped import flash_attention
 from grpo_core.policy.fast.products import Products, joined_products, packed_product
-from grpo_core.policy.forward import EncodedPrefix, backbone, continue_prefix, vocabulary_head, without_autocast
+from grpo_core.policy.forward import AllStates, EncodedPrefix, States, continue_prefix, vocabulary_head, without_autocast
 from grpo_core.policy.lora.delta import base_layer
 
 Product = Callable[[Tensor], Tensor]
@@ -48,8 +48,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._buffers: list[Tensor] = [self.keys, self.values]
         self._most = self.keys.shape[-2] + most_tokens
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [B, H, t, D] of t tokens; return those of all tokens."""
+    def update(self, key_states: States, value_states: States, *_: object, **__: object) -> tuple[AllStates, AllStates]:
+        """Append the keys and values of some tokens; return those of all tokens."""
         length = self.keys.shape[-2]
         total = length + key_states.shape[-2]
         if total > self._buffers[0].shape[-2]:
@@ -60,7 +60,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (buffer[:, :, :total] for buffer in self._buffers)
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Int[Tensor, " b"]) -> None:
         """Keep these rows."""
         length = self.keys.shape[-2]
         self._buffers = [torch.index_select(buffer, 0, indices) for buffer in self._buffers]
@@ -192,7 +192,7 @@ class LeanDecoding:
         def product(*parts: Sequence[nn.Linear]) -> Products:
             return joined_products(parts, dtype, packed=packed)
 
-        head, inner = model.get_output_embeddings(), cast("Any", backbone(model))  # whose parts no type names
+        head, inner = model.get_output_embeddings(), model.base_model
         return cls(
             model=model,
             dtype=dtype,
@@ -256,6 +256,6 @@ class LeanDecoder:
 def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
     """Return cosines and signed sines of all positions below `length`."""
     positions = torch.arange(length, device=model.device).unsqueeze(0)
-    cosine, sine = cast("Any", backbone(model)).rotary_emb(model.get_input_embeddings().weight[:1], positions)
+    cosine, sine = model.base_model.rotary_emb(model.get_input_embeddings().weight[:1], positions)
     half = sine.shape[-1] // 2
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)

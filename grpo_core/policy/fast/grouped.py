@@ -26,8 +26,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.forward import attending, backbone
-from grpo_core.types import ModelInput
+from grpo_core.policy.forward import attending, prompts_of
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -60,23 +59,12 @@ class GroupedTokens:
     """The tokens that predict a completion token, row by row."""
 
     @classmethod
-    def of(
-        cls,
-        prompts: Sequence[ModelInput],
-        prompt_of_row: Int[Tensor, " B"],
-        completion_ids: Int[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-        device: torch.device,
-    ) -> "GroupedTokens":
-        """Lay out prompts and completions that lie on the CPU.
-
-        Args:
-            prompts: P of them, none empty.
-            prompt_of_row: which prompt each completion belongs to; each prompt has one.
-            completion_ids: padded on the right.
-            mask: the completion mask; no row is empty.
-            device: where the tensors are put.
-        """
+    def of(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
+        """Lay out some rows and their prompts: on the CPU, then the tensors are put where the completions are."""
+        device, (prompts, prompt_of_row) = completions.completion_ids.device, prompts_of(completions, rows)
+        completion_ids, mask = (
+            tensor[list(rows)].cpu() for tensor in (completions.completion_ids, completions.completion_mask)
+        )
         run = functional.pad(mask[:, 1:], (0, 1))  # the last token predicts nothing that was sampled
         lengths, of_rows, counts = torch.tensor(list(map(len, prompts))), run.sum(dim=1), torch.bincount(prompt_of_row)
         num_prompts, width, longest, group = len(prompts), int(lengths.max()), int(of_rows.max()), int(counts.max())
@@ -117,20 +105,6 @@ class GroupedTokens:
         bias = torch.zeros(self.is_prompt.shape, dtype=dtype, device=self.is_prompt.device)
         return bias.masked_fill_(~self.is_prompt, -torch.inf)[:, None, None]
 
-    @classmethod
-    def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
-        """Lay out some rows and their prompts."""
-        prompt_numbers = [row // completions.group_size for row in rows]
-        numbers = sorted(set(prompt_numbers))
-        places = {number: place for place, number in enumerate(numbers)}
-        return cls.of(
-            [completions.prompts[number].model_input for number in numbers],
-            torch.tensor([places[number] for number in prompt_numbers]),
-            completions.completion_ids[list(rows)].cpu(),
-            completions.completion_mask[list(rows)].cpu(),
-            completions.completion_ids.device,
-        )
-
 
 def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
     """Return which one of its group each row is.
@@ -147,7 +121,7 @@ def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, 
 def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
     """Return the hidden states that predict the completion tokens, row by row."""
     with attending(model, IMPLEMENTATION):
-        output = backbone(model)(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
+        output = model.base_model(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden[tokens.predicting]
 
