@@ -103,13 +103,6 @@ def test_the_next_run_gets_the_server_of_the_last_one_if_it_suits(
     assert is_shared or is_gone(process)
 
 
-def test_runs_at_the_same_time_have_servers_of_their_own(servers: SlotServers, settings: ServerSettings) -> None:
-    first, second = servers.lend(settings, {}), servers.lend(settings, {})
-    assert group(first) != group(second)
-    servers.give_back(first, is_sound=True)
-    assert servers.lend(settings, {}) is first
-
-
 def test_the_server_of_a_run_that_failed_is_ended(servers: SlotServers, settings: ServerSettings) -> None:
     server = servers.lend(settings, {})
     process = group(server)

@@ -72,10 +72,6 @@ def test_micro_batches_cover_the_rows_once_in_order_within_the_budget(data, budg
         assert cost(batch, [*piece, following[0]]) > budget  # no piece could have held more
 
 
-def test_one_minibatch_is_all_rows_in_order():
-    assert split_minibatches(5, 1, seed=3, step=1, epoch=0) == [[0, 1, 2, 3, 4]]
-
-
 @SETTINGS
 @given(num_rows=st.integers(2, 40), data=st.data())
 def test_minibatches_are_a_partition_into_nearly_equal_shares(num_rows, data):

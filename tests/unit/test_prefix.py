@@ -54,13 +54,6 @@ def test_values_and_parameter_gradients_are_those_of_repeated_prompts(model, tem
     torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-10)
 
 
-def test_completions_of_one_token_need_the_prompt_alone(model):
-    completions = ((50,), (51,), (52,))
-    ours, theirs = (run(model, PROMPTS, (0, 1, 1), completions) for run in (shared, naive))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-10)
-
-
 def test_what_pads_a_completion_is_irrelevant(model):
     given = (PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
     expected, found = (rows_hidden(model, *completions_of(*given, pad=pad)) for pad in (1, 77))
