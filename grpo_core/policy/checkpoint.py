@@ -98,12 +98,17 @@ class Contents:
 
     def copied(self) -> "Contents":
         """Return a copy in CPU memory of all that the next step may change."""
-        changing = ("weights", "reference", "optimizer", "schedule")
-        return replace(self, **{name: _copied(getattr(self, name)) for name in changing})
+        return replace(
+            self,
+            weights=_copied(self.weights),
+            reference=_copied(self.reference),
+            optimizer=_copied(self.optimizer),
+            schedule=_copied(self.schedule),
+        )
 
     def copied_bytes(self) -> int:
         """Return the memory of such a copy."""
-        moments = [value for slot in self.optimizer["state"].values() for value in slot.values()]
+        moments = (value for slot in self.optimizer["state"].values() for value in slot.values())
         tensors = (*self.weights.values(), *(self.reference or {}).values(), *moments)
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
@@ -210,8 +215,13 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
     trainable.optimizer.load_state_dict(saved["optimizer"])
     trainable.schedule.load_state_dict(saved["schedule"])
     policy.load(weights)
-    counted = {"sync_count": state.sync_count, "last_sync_step": state.last_sync_step}
-    reference.restore(initial, moved, **counted, error_bound=state.reference_error_bound)
+    reference.restore(
+        initial,
+        moved,
+        sync_count=state.sync_count,
+        last_sync_step=state.last_sync_step,
+        error_bound=state.reference_error_bound,
+    )
     return state
 
 

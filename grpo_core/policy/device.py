@@ -123,8 +123,7 @@ def held_device(device: torch.device) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there is too little memory, on a GPU or beside one."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(text in str(error) for text in NO_MEMORY)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in NO_MEMORY)
 
 
 @contextlib.contextmanager

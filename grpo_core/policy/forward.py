@@ -182,8 +182,7 @@ def some_tokens(vocabulary: int, device: torch.device) -> SampledCompletions:
 
 def scatter(values: Float[Tensor, " N"], mask: Bool[Tensor, "b t"], width: int) -> Float[Tensor, "b T"]:
     """Put the values at the true places of `mask` in an otherwise zero tensor of `width` columns."""
-    placed = values.new_zeros(mask.shape).masked_scatter(mask, values)
-    return torch.nn.functional.pad(placed, (0, width - mask.shape[1]))
+    return nn.functional.pad(values.new_zeros(mask.shape).masked_scatter(mask, values), (0, width - mask.shape[1]))
 
 
 @contextlib.contextmanager
@@ -199,8 +198,7 @@ def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 def has_full_attention(config: PreTrainedConfig) -> bool:
     """Return whether every layer of a text model sees all tokens before its own."""
-    kinds = {*(getattr(config, "layer_types", None) or ())}
-    return kinds <= {"full_attention"} and not getattr(config, "sliding_window", None)
+    return {*(getattr(config, "layer_types", None) or ())} <= {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
 def refuse_other_layers(model: PreTrainedModel) -> None:
@@ -278,6 +276,5 @@ class _SeenLayer(DynamicLayer):  # type: ignore[misc]
         self._prompt_of_row = prompt_of_row
 
     def update(self, key_states: States, value_states: States, *_: Any, **__: Any) -> tuple[AllStates, AllStates]:
-        rows = self._prompt_of_row
-        keys, values = (torch.index_select(tensor, 0, rows) for tensor in (self.keys, self.values))
+        keys, values = (torch.index_select(tensor, 0, self._prompt_of_row) for tensor in (self.keys, self.values))
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)

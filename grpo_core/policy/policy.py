@@ -94,9 +94,7 @@ class Policy:
     temperature: float = 1.0
     """Log-probabilities are of the policy whose logits are divided by it: the one that makes the rollouts."""
     limits: BatchLimits = field(default_factory=BatchLimits)
-    """How much is computed at once; the same for a policy and its copies."""
     path: SamplingPath = field(default_factory=SamplingPath)
-    """Which of the faster ways to run the model are taken."""
     recomputed: bool = False
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`forward.recomputing`)."""
     used_on: torch.device | None = None
@@ -266,8 +264,7 @@ class Policy:
                 )
             return TokenDivergences(*(scatter(values, mask, completions.completion_ids.shape[1]) for values in found))
 
-        parts = self._in_microbatches(completions, other, of_rows)
-        return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
+        return TokenDivergences(*map(torch.cat, zip(*self._in_microbatches(completions, other, of_rows), strict=True)))
 
     @torch.no_grad()
     def _in_microbatches(

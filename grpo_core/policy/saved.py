@@ -67,7 +67,7 @@ def stored_initial(folder: Path) -> Path | None:
 
 def list_leftovers(folder: Path) -> list[Path]:
     """Return what a process that was killed has left half-written or half-removed in `folder`."""
-    half_removed = [path for path in _named(folder, _NAME) if not (path / MANIFEST_FILE).exists()]
+    half_removed = (path for path in _named(folder, _NAME) if not (path / MANIFEST_FILE).exists())
     return sorted((*_named(folder, _LEFTOVER), *half_removed))
 
 

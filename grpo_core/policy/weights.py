@@ -26,8 +26,8 @@ def save_weights(weights: Weights, path: Path) -> None:
     Raises:
         OSError, SafetensorError: it cannot be written; what there is of it stays.
     """
-    stored = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    save_file(stored, path, metadata={"format": "pt"})  # transformers loads no file without it
+    # transformers loads no file without the format.
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path, metadata={"format": "pt"})
     flush(path)
 
 

@@ -87,17 +87,6 @@ def test_copies_share_the_base_and_not_the_adapter(opened):
     assert torch.equal(logits(copied.model), before)
 
 
-def test_a_hard_copy_is_the_policy_bit_for_bit(opened):
-    policy = opened()
-    reference = Reference(policy)
-    move(policy)
-    rollouts = sampled(policy)
-    reference.sync(policy, alpha=1.0, step=1)
-    assert torch.equal(reference.current.logps(rollouts), policy.logps(rollouts))
-    assert reference.distance(policy) == 0.0
-    assert (reference.dropped, reference.error_bound) == (None, 0.0)
-
-
 def test_the_distance_is_that_of_merged_weights(opened):
     policy = opened()
     reference = Reference(policy)
@@ -146,15 +135,6 @@ def test_a_folder_of_it_is_one_of_peft(opened, tiny_model_dir, tmp_path):
     torch.testing.assert_close(logits(merged), logits(merged_model(tiny_model_dir, policy)), rtol=0, atol=1e-6)
 
 
-def test_the_same_adapter_has_the_same_files(opened, tmp_path):
-    for name in ("one", "two"):
-        policy = opened()
-        move(policy)
-        policy.save(tmp_path / name, policy.weights())
-    for file in ("adapter_config.json", ADAPTER):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
 @pytest.mark.filterwarnings(THEIR_OWN_CALL)
 def test_a_training_can_begin_with_an_adapter_of_peft(opened, tiny_model_dir, tmp_path):
     torch.manual_seed(3)
@@ -190,7 +170,7 @@ def test_what_it_stores_is_what_it_loads(opened, tmp_path):
         ({"rank": 2}, {}, r"q_proj.lora_A.weight has the shape \[2, 32\], here it is \[4, 32\]"),
         ({"target_modules": ["q_proj"]}, {}, r"k_proj.lora_A.weight has the shape None"),
         ({}, {"target_modules": ["q_proj", "v_proj"]}, r"\w+_proj.lora_A.weight is no weight of this model"),
-        ({"alpha": 4}, {}, r"model\.lora\.alpha: a scale of 2, that of \S+ is lora_alpha 4 / r 4"),
+        ({"alpha": 4}, {}, r"model\.lora\.alpha: the scale is 2 here, and 1 in"),
     ],
 )
 def test_another_adapter_than_the_configurations_is_refused(opened, tmp_path, stored, wanted, said):
@@ -199,23 +179,6 @@ def test_another_adapter_than_the_configurations_is_refused(opened, tmp_path, st
     own = {f"model.lora.{key}": value for key, value in wanted.items()}
     with pytest.raises(ModelError, match=said):
         opened({"model.lora.init_from": str(tmp_path / "adapter"), **own})
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"model.lora.target_modules": ["q_prj"]}, r"q_prj is no linear layer of this model; did you mean q_proj\?"),
-        ({"model.lora.target_modules": ["lm_head"]}, r"lm_head is the vocabulary head, which gets no adapter here"),
-        ({"model.lora.target_modules": ["embed_tokens"]}, r"embed_tokens is no linear layer"),
-        (
-            {"model.lora.rank": 17},
-            r"model\.lora\.rank: 17 is more than 16, the smaller side of \S+k_proj",
-        ),
-    ],
-)
-def test_what_cannot_have_an_adapter_is_refused(opened, settings, said):
-    with pytest.raises(ModelError, match=said):
-        opened(settings)
 
 
 def test_a_server_gets_the_merged_weights_by_the_names_of_the_base(opened, tiny_model_dir):

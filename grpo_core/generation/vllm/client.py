@@ -186,8 +186,8 @@ class VllmClient:
         self._ask("POST", "/resume", {})
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = CONTROL_SECONDS) -> Any:
-        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
+            timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
             response = self._http.request(method, path, json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise ServerGoneError(f"{self.url}{path}: no answer ({type(error).__name__}: {cause(error)})") from error

@@ -144,7 +144,7 @@ class SlotServers:
 
 def _suits(server: VllmServer, wanted: ServerSettings, variables: Mapping[str, str]) -> bool:
     has = server.settings
-    is_same = replace(has, context=wanted.context, log_file=wanted.log_file) == wanted and server.variables == variables
+    is_same = replace(wanted, context=has.context, log_file=has.log_file) == has and server.variables == variables
     return server.is_running and is_same and has.context >= wanted.context
 
 

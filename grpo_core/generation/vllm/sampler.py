@@ -267,5 +267,5 @@ def as_batch(
 
 def request_seed(key: RandomKey, prompt_id: int, completion_index: int) -> int:
     """Return the seed of one completion's request, 63 bits: a hash, as servers make the seeds of neighbours by adding one."""
-    parts = f"{key.seed}/{int(key.stream)}/{key.step}/{prompt_id}/{completion_index}"
-    return int.from_bytes(hashlib.sha256(parts.encode()).digest()[:8]) >> 1
+    of_completion = f"{key.seed}/{int(key.stream)}/{key.step}/{prompt_id}/{completion_index}"
+    return int.from_bytes(hashlib.sha256(of_completion.encode()).digest()[:8]) >> 1
