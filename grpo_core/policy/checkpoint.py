@@ -86,13 +86,15 @@ class Trainable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a checkpoint holds."""
+    """What a checkpoint holds.
+
+    The configuration, tokenizer and code of `policy` go into it, and `weights`; `reference` is None while it still is the
+    initial policy.
+    """
 
     policy: Policy
-    """Its configuration, tokenizer and code go into the checkpoint; its weights are those below."""
     weights: Weights
     reference: Weights | None
-    """None while the reference still is the initial policy."""
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
 

@@ -38,12 +38,14 @@ AllStates = Float[Tensor, "R h seen d"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrefix:
-    """Prompts after one forward pass, each with its keys and values, handed out to the rows that complete them."""
+    """Prompts after one forward pass, with keys and values, handed out to the rows that complete them.
+
+    `last_hidden` is the hidden state of each prompt's last token, which predicts the first completion token; `mask` is True on
+    prompt tokens, which are padded on the left.
+    """
 
     last_hidden: Float[Tensor, "B H"]
-    """Hidden state of each prompt's last token: it predicts the first completion token."""
     mask: Bool[Tensor, "B S"]
-    """True on prompt tokens; prompts are padded on the left."""
     cache: DynamicCache
 
 

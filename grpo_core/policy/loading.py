@@ -71,7 +71,9 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     if place is not None:
         weights = load_file(place) if place == stored_initial else policy.stored(place)
         if lora is not None and place != stored_initial:
-            _require_scale(place, lora.scale)
+            found = read_adapter(place).alpha_scale
+            if not math.isclose(found, lora.scale, rel_tol=1e-9):
+                raise ModelError(f"model.lora.alpha: the scale is {lora.scale:g} here, and {found:g} in {place}")
         if (fault := policy.misfit(weights)) is not None:
             raise ModelError(f"{place}: holds other weights than model.source and model.lora say: {fault}")
         policy.load(weights)
@@ -87,12 +89,6 @@ def _start_of(config: RunConfig, folder: Path, stored_initial: Path | None) -> P
         return None
     is_gone = stored_initial is not None and model_here(lora.init_from) is None
     return stored_initial if is_gone else resolve_adapter(lora.init_from)
-
-
-def _require_scale(adapter: Path, scale: float) -> None:
-    found = read_adapter(adapter).alpha_scale
-    if not math.isclose(found, scale, rel_tol=1e-9):
-        raise ModelError(f"model.lora.alpha: the scale is {scale:g} here, and {found:g} in {adapter}")
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:

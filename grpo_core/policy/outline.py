@@ -12,15 +12,17 @@ from grpo_core.policy.lora.facts import TARGETS, Sides
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A model of transformers."""
+    """A model of transformers.
+
+    `linear_layers` are {name: (inputs, outputs)} of the layers that can have an adapter: plain linear ones, but the vocabulary
+    head; `unreached` {name: weights} of all other matrices: of experts, routers, convolutions; not of embeddings. `positions`
+    are the tokens of the longest text, by its configuration; None = any.
+    """
 
     parameters: int
     linear_layers: Mapping[str, Sides]
-    """{name: (inputs, outputs)} of the layers that can have an adapter: plain linear ones, but the vocabulary head."""
     unreached: Mapping[str, int]
-    """{name: weights} of all other matrices: of experts, routers, convolutions; not of embeddings."""
     positions: int | None
-    """Tokens of the longest text, by its configuration; None = any."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Outline":

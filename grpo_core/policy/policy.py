@@ -11,6 +11,7 @@ from typing import Optional, TypeVar
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +35,6 @@ from grpo_core.policy.weights import (
     first_names,
     save_weights,
     squared_difference,
-    stored_weights,
 )
 from grpo_core.types import Prompt
 
@@ -43,12 +43,14 @@ Found = TypeVar("Found")
 
 @dataclass(kw_only=True)
 class BatchLimits:
-    """Bounds of a pass, shared by a policy and its copies. They may change between two steps, results in their last digits."""
+    """Bounds of a pass, shared by a policy and its copies. They may change between two steps, results in their last digits.
+
+    `rollout_rows` are the completions that are sampled together, which bounds the cache; `microbatch_tokens` the tokens of one
+    forward pass, padding included, which bounds the activations.
+    """
 
     rollout_rows: int = 256
-    """Completions that are sampled together, which bounds the cache."""
     microbatch_tokens: int = 16384
-    """Tokens of one forward pass, padding included, which bounds the activations."""
 
     def set(self, *, rollout_rows: int, microbatch_tokens: int) -> None:
         """Bound every pass from now on."""
@@ -57,14 +59,15 @@ class BatchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFigures:
-    """What a forward pass gives for the completion tokens of some rows; 0 outside the completion mask."""
+    """What a forward pass gives for the completion tokens of some rows; 0 outside the completion mask.
+
+    `logps` are of the temperature-scaled policy; `entropy`, in nats, has no gradient; `full_kl` is the exact
+    KL(policy || reference), in nats, and None where no reference was given.
+    """
 
     logps: Float[Tensor, "b T"]
-    """Log-probabilities of the temperature-scaled policy."""
     entropy: Float[Tensor, "b T"]
-    """In nats, without gradient."""
     full_kl: Float[Tensor, "b T"] | None = None
-    """Exact KL(policy || reference), in nats; None where no reference was given."""
 
     def detach(self) -> "TokenFigures":
         """Return the same without gradient, so that the graph of the pass can be freed."""
@@ -174,7 +177,11 @@ class Policy:
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""
-        return stored_weights(folder, self.model)
+        weights: Weights = load_file(folder / WEIGHTS_FILE)
+        if weights.keys() >= dict(self.model.named_parameters()).keys():
+            return weights
+        # Experts whose names are those of the hub.
+        return first_names(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""

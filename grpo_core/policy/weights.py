@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, split
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -53,14 +53,6 @@ def as_on_hub(model: PreTrainedModel, weights: Weights) -> Weights:
     """Return the weights of a model as a folder of transformers holds them, which joins the experts of a layer in one."""
     converted: Weights = revert_weight_conversion(model, dict(weights))
     return converted
-
-
-def stored_weights(folder: Path, model: PreTrainedModel) -> Weights:
-    """Return the weights in a folder of transformers, which holds those of `as_on_hub`, by the names of the model."""
-    weights: Weights = load_file(folder / WEIGHTS_FILE)
-    if weights.keys() >= dict(model.named_parameters()).keys():
-        return weights
-    return first_names(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
 
 def squared_difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float:

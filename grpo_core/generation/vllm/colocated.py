@@ -104,7 +104,7 @@ class ColocatedVllm:
         """See `VllmClient.complete`."""
         wanted = [request.wanted(settings, end_tokens) for request in requests]
         answers = self._generate([request.prompt.token_ids for request in requests], wanted)
-        return [_completion(answer.outputs[0], settings, end_tokens) for answer in answers]
+        return [_completion(answer.outputs[0]) for answer in answers]
 
     def _generate(self, prompts: Sequence[Sequence[int]], wanted: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
         from vllm import SamplingParams
@@ -115,10 +115,9 @@ class ColocatedVllm:
         return answers
 
 
-def _completion(output: Any, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
-    tokens = list(output.token_ids)
-    logps = [float(place[token].logprob) for token, place in zip(tokens, output.logprobs, strict=True)]
-    return checked_completion(tokens, logps, output.finish_reason, settings, end_tokens)
+def _completion(output: Any) -> Completion:
+    logps = [float(place[token].logprob) for token, place in zip(output.token_ids, output.logprobs, strict=True)]
+    return checked_completion(output.token_ids, logps, output.finish_reason)
 
 
 @contextlib.contextmanager

@@ -263,8 +263,6 @@ def open_vllm_sampler(
 
     settings, probe = config.rollout.vllm, [prompt.token_ids for prompt in prompts]
     if settings.mode == "colocate":
-        if settings.sleep and policy.device.type != "cuda":
-            raise SamplerError(f"rollout.vllm.sleep: true needs a GPU, the policy is on {policy.device.type}; set it to false")
         return VllmSampler(lambda: ColocatedVllm(config, model), policy, probe, folder=folder)
     if not starts_server(config):
         return VllmSampler(lambda: connect(config), policy, probe, folder=folder)

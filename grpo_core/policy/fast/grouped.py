@@ -41,22 +41,19 @@ UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
 class GroupedTokens:
     """P prompts and up to g completions of each, as N tokens in one row: the prompts, then the completions.
 
-    In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty.
+    In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty. `prompts` and
+    `completions` are the token in each cell, 0 in an empty one; `is_prompt` is whether the cell has a token; `cells` the cell
+    of each token, those of the completions counted on from those of the prompts. `positions` are those of each token in its own
+    prompt and completion; `predicting` are the tokens that predict a completion token, row by row.
     """
 
     ids: Int[Tensor, "1 N"]
     positions: Int[Tensor, "1 N"]
-    """Of each token in its own prompt and completion."""
     prompts: Int[Tensor, "P S"]
-    """The token in each cell of a prompt; 0 in an empty one."""
     is_prompt: Bool[Tensor, "P S"]
-    """Whether the cell has a token."""
     completions: Int[Tensor, "P g t"]
-    """The token in each cell of a completion; 0 in an empty one."""
     cells: Int[Tensor, " N"]
-    """The cell of each token, those of the completions counted on from those of the prompts."""
     predicting: Int[Tensor, " M"]
-    """The tokens that predict a completion token, row by row."""
 
     @classmethod
     def of(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":

@@ -45,16 +45,17 @@ ROWS = (0, 1, 3, 6, 7, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPath:
-    """How a policy's model is run; transformers' way unless something else is asked for."""
+    """How a policy's model is run; transformers' way unless something else is asked for.
+
+    `packed`: completions are sampled with large matrices that are packed for it (`products.py`). `lean`: `LeanDecoding` runs
+    the layers for each token that is sampled. `padded`: completions of different lengths are padded in a forward pass; else
+    they are run by `grouped.py`. `reasons` say why transformers' way was taken, of `WEIGHTS`, `DECODING` or `COMPLETIONS`.
+    """
 
     packed: bool = False
-    """Whether completions are sampled with large matrices that are packed for it (`products.py`)."""
     lean: bool = False
-    """Whether `LeanDecoding` runs the layers for each token that is sampled."""
     padded: bool = True
-    """Whether completions of different lengths are padded in a forward pass; else they are run by `grouped.py`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why transformers' way was taken, by what it is of (`WEIGHTS`, `DECODING`, `COMPLETIONS`)."""
 
     @classmethod
     def fastest(cls, model: PreTrainedModel, dtype: Dtype, *, may_pack: bool) -> "SamplingPath":
