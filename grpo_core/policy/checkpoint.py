@@ -155,7 +155,6 @@ def save_checkpoint(
 
 
 def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
-    """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
     contents.policy.save(folder / POLICY_FOLDER, contents.weights)
     if contents.reference is not None:

@@ -106,19 +106,16 @@ def strictly_deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(wanted, warn_only=warned)
 
 
-@contextlib.contextmanager
-def held_device(device: torch.device) -> Iterator[None]:
+def held_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Keep other trainings and evaluations of this user off a GPU while inside; a CPU is shared.
 
     Raises:
         DeviceError: another process holds it.
     """
     if device.type != "cuda":
-        yield
-        return
+        return contextlib.nullcontext()
     facts = torch.cuda.get_device_properties(device)
-    with held_gpu(f"GPU-{facts.uuid}", facts.name):
-        yield
+    return held_gpu(f"GPU-{facts.uuid}", facts.name)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -159,5 +156,5 @@ def _replace(places: list[Place], moved: Callable[[Tensor], Tensor]) -> None:
 
 
 def _places(model: nn.Module) -> list[Place]:
-    kinds = [(module._parameters, module._buffers) for module in model.modules()]
-    return [(held, name, tensor) for pair in kinds for held in pair for name, tensor in held.items() if tensor is not None]
+    kinds = (held for module in model.modules() for held in (module._parameters, module._buffers))
+    return [(held, name, tensor) for held in kinds for name, tensor in held.items() if tensor is not None]

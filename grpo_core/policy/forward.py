@@ -187,6 +187,12 @@ def scatter(values: Float[Tensor, " N"], mask: Bool[Tensor, "b t"], width: int) 
     return nn.functional.pad(values.new_zeros(mask.shape).masked_scatter(mask, values), (0, width - mask.shape[1]))
 
 
+def hiding(seen: Bool[Tensor, "B S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"] | None:
+    """Return what is added to attention's scores of some places: -inf where one is not seen; None where all are."""
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    return None if seen.all() else bias[:, None, None]
+
+
 @contextlib.contextmanager
 def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Let a model use an attention of transformers' registry while inside."""

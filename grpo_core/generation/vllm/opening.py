@@ -231,7 +231,7 @@ def require_sampler(configs: Iterable[RunConfig]) -> None:
     Raises:
         SamplerError: names the key and what is missing.
     """
-    wanted = [config for config in configs if config.rollout.engine == "vllm"]
+    wanted = (config for config in configs if config.rollout.engine == "vllm")
     needs = {(config.rollout.vllm, longest_row(config), config.training.python): config for config in wanted}
     for config in needs.values():
         if config.rollout.vllm.mode == "colocate":

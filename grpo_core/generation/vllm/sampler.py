@@ -186,8 +186,7 @@ class VllmSampler:
         self._end()
 
     def _forget(self, attempt: RetryCallState) -> None:
-        error = None if attempt.outcome is None else attempt.outcome.exception()
-        logger.warning("%s; a vLLM server is asked again for the same step", error)
+        logger.warning("%s; a vLLM server is asked again for the same step", attempt.outcome and attempt.outcome.exception())
         self._engine = self._version = self._confirmed = None
 
     def _sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
@@ -214,8 +213,9 @@ class VllmSampler:
         return {**figures, "time/transfer_seconds": time.monotonic() - began}, version
 
     def _prove(self, engine: VllmEngine) -> dict[str, float]:
-        server = torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64)
-        now = ProbeLogps(server=server, trainer=self._trainer_logps())
+        now = ProbeLogps(
+            server=torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64), trainer=self._trainer_logps()
+        )
         figures = judge(now, self._confirmed, self._policy.dtype)
         if figures["conclusive"] or self._confirmed is None:
             self._confirmed = now

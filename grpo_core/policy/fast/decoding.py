@@ -26,7 +26,15 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from grpo_core.policy.fast.grouped import flash_attention
 from grpo_core.policy.fast.products import Products, joined_products, packed_product
-from grpo_core.policy.forward import AllStates, EncodedPrefix, States, continue_prefix, vocabulary_head, without_autocast
+from grpo_core.policy.forward import (
+    AllStates,
+    EncodedPrefix,
+    States,
+    continue_prefix,
+    hiding,
+    vocabulary_head,
+    without_autocast,
+)
 from grpo_core.policy.lora.delta import base_layer
 
 Product = Callable[[Tensor], Tensor]
@@ -230,11 +238,7 @@ class LeanDecoder:
         self._embed: nn.Module = decoding.model.get_input_embeddings()
         self._positions = prefix.mask.sum(dim=1)
         self._cosine, self._sine = _rotations(decoding.model, int(self._positions.max()) + most_tokens)
-        self._bias: Tensor | None = None
-        if not prefix.mask.all():
-            seen = functional.pad(prefix.mask, (0, most_tokens), value=True)
-            bias = torch.zeros(seen.shape, dtype=decoding.dtype, device=seen.device)
-            self._bias = bias.masked_fill_(~seen, -torch.inf)[:, None, None]
+        self._bias = hiding(functional.pad(prefix.mask, (0, most_tokens), value=True), decoding.dtype)
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
         """See `PlainDecoder.run`."""

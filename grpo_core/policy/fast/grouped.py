@@ -26,7 +26,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.forward import attending, prompts_of
+from grpo_core.policy.forward import attending, hiding, prompts_of
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -95,13 +95,6 @@ class GroupedTokens:
         kind = states.shape[1:]
         return of_prompts.view(*self.prompts.shape, *kind), of_completions.view(*self.completions.shape, *kind)
 
-    def prompt_bias(self, dtype: torch.dtype) -> Float[Tensor, "P 1 1 S"] | None:
-        """Return what is added to scores of the prompts' cells: -inf on empty ones; None where none is empty."""
-        if self.is_prompt.all():
-            return None
-        bias = torch.zeros(self.is_prompt.shape, dtype=dtype, device=self.is_prompt.device)
-        return bias.masked_fill_(~self.is_prompt, -torch.inf)[:, None, None]
-
 
 def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
     """Return which one of its group each row is.
@@ -151,7 +144,7 @@ def _attention(
             enable_gqa=query.shape[1] != key.shape[1],
         ).transpose(1, 2)
         completions = attend_from_completions(
-            own_q, (own_k, own_v), (prompt_k, prompt_v), prompt_bias=grouped.prompt_bias(exact), scale=scaling
+            own_q, (own_k, own_v), (prompt_k, prompt_v), prompt_bias=hiding(grouped.is_prompt, exact), scale=scaling
         )
         seen = _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), grouped.cells)
     return seen.unsqueeze(0).to(value.dtype), None
@@ -188,15 +181,12 @@ def attend_from_completions(
     kv_heads = own[0].shape[3]
     # Queries of all completions that meet the same keys of a prompt lie one after the other.
     apart = query.view(num_prompts, group, length, kv_heads, heads // kv_heads, size).permute(0, 3, 1, 4, 2, 5)
-    own_key, own_value = (_for_each_head(states, heads) for states in own)
+    # Of the completions, they are repeated for the heads that share them.
+    alone = (states.flatten(0, 1).transpose(1, 2) for states in own)
+    own_key, own_value = (states.repeat_interleave(heads // kv_heads, dim=1) for states in alone)
     key, value = (states.transpose(1, 2) for states in prompt)
     seen: Tensor = _TwoParts.apply(apart.contiguous(), own_key, own_value, key, value, prompt_bias, scale)  # type: ignore[no-untyped-call]
     return seen.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
-
-
-def _for_each_head(states: Float[Tensor, "P g t k d"], heads: int) -> Float[Tensor, "B h t d"]:
-    """Return keys or values of completions, repeated for the heads that share them."""
-    return states.flatten(0, 1).transpose(1, 2).repeat_interleave(heads // states.shape[3], dim=1)
 
 
 class _TwoParts(Function):
@@ -249,8 +239,15 @@ class _TwoParts(Function):
         own = flash_attention_backward(
             _by_row(gradient), _by_row(query), own_key, own_value, _by_row(seen), _by_row(total), 0.0, True, scale=ctx.scale
         )
-        of_query = of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape)
-        return of_query, own[1], own[2], of_prompt[1], of_prompt[2], None, None
+        return (
+            of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape),
+            own[1],
+            own[2],
+            of_prompt[1],
+            of_prompt[2],
+            None,
+            None,
+        )
 
 
 def _by_prompt(states: Float[Tensor, "P k g s t d"]) -> Float[Tensor, "P k Q d"]:

@@ -69,7 +69,6 @@ def packed_product(
 
 
 def _with_adapter(product: Callable[[Tensor], Tensor], delta: Delta, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Add what an adapter adds beside its matrix."""
     a, b = (factor.to(dtype) for factor in delta.factors())
     return lambda rows: product(rows) + functional.linear(functional.linear(rows.to(dtype), a), b)
 

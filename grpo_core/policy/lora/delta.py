@@ -157,8 +157,7 @@ class FrozenLinear(nn.Module):
     def __init__(self, base_layer: nn.Linear, delta: Delta) -> None:
         """Share `base_layer`, whose weights do not change."""
         super().__init__()
-        self.base_layer = base_layer
-        self.delta = delta
+        self.base_layer, self.delta = base_layer, delta
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return the layer's output."""
@@ -243,6 +242,5 @@ def frozen_model(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy that shares all of a model but its adapters, of which it has copies."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for _, layer in adapted_layers(model):
-        base = base_layer(layer)
-        shared[id(layer)] = FrozenLinear(base, delta_of(layer).copy(base.weight.device))
+        shared[id(layer)] = FrozenLinear(base_layer(layer), delta_of(layer).copy(base_layer(layer).weight.device))
     return copy.deepcopy(model, shared).eval()

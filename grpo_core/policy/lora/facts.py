@@ -69,8 +69,10 @@ def read_adapter(folder: Path) -> AdapterFacts:
     for key, value in settings.items():
         is_plain = value in PLAIN[key] if key in PLAIN else not value or key in TAKEN
         if not is_plain:
-            does = "has no counterpart here: the trainer computes W + scale B A and no more"
-            raise ModelError(f"{what} {ADAPTER_CONFIG}: {name_of(key)}: {shown(value)} {does}")
+            raise ModelError(
+                f"{what} {ADAPTER_CONFIG}: {name_of(key)}: {shown(value)} has no counterpart here: the trainer computes "
+                "W + scale B A and no more"
+            )
     with raised_as(ModelError, f"{what} {ADAPTER_WEIGHTS} cannot be used ({{cause}})", *refused):
         stored = {name.removeprefix(PREFIX): one.shape for name, one in stored_tensors(folder / ADAPTER_WEIGHTS).items()}
         modules = sorted({name.rpartition(".lora_")[0] for name in stored})

