@@ -35,11 +35,9 @@ compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
-    With `model.lora`, a model gets the adapter with which a training begins.
-
     Args:
         folder: of the policy.
-        config: how it is used.
+        config: how it is used; with `model.lora`, a model gets the adapter with which a training begins.
         stored_initial: initial policy of a run, as it has stored it: for where `model.lora.init_from` is gone, or the folder
             is one of the run's own checkpoints because `model.source` is.
 

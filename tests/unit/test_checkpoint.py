@@ -151,15 +151,6 @@ def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved,
     assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
 
 
-def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
-    live, folder = saved
-    train(live, 1)
-    assert save_checkpoint(folder.parent, live, state_at(3), keep=2) == folder
-    restored = fresh()
-    load_checkpoint(folder, restored)
-    assert_identical(snapshot(restored), snapshot(live))
-
-
 FILES = ["policy/model.safetensors", "reference.safetensors", "initial.json", "optimizer.pt", "state.json"]
 
 
