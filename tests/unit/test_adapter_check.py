@@ -67,10 +67,11 @@ def look(config: RunConfig) -> tuple[list[str], list[str]]:
         ),
         ({"target_modules": ["zzz"]}, "there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),
         ({"target_modules": ["lm_head"]}, "lm_head is no linear layer of this model, its head aside"),
+        ({"rank": 17}, "17 is more than 16, the smaller side of model.layers.0.self_attn.k_proj"),
     ],
     ids=str,
 )
-def test_layers_that_the_model_does_not_have_are_refused_by_the_checks_and_by_the_trainer(
+def test_layers_and_ranks_that_the_model_does_not_have_are_refused_by_the_checks_and_by_the_trainer(
     config: Make, tiny_model_dir: Path, lora: dict[str, Any], said: str
 ) -> None:
     (fault,), _ = look(config(**lora))

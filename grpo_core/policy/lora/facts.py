@@ -97,7 +97,7 @@ def is_target(target: str, name: str) -> bool:
 
 
 def layer_faults(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[str]:
-    """Yield what is wrong with targets, each in one line.
+    """Yield what is wrong with targets and rank, each in one line.
 
     Args:
         lora: the adapter.
@@ -109,5 +109,8 @@ def layer_faults(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[str]
             close = difflib.get_close_matches(target, ends, n=1)
             others = f"did you mean {close[0]}?" if close else f"there are {few_names(ends, 12)}"
             yield f"{TARGETS}: {name_of(target)} is no linear layer of this model, its head aside; {others}"
+    if small := [(min(sides), name) for name, sides in layers_with_adapter(lora, layers) if min(sides) < lora.rank]:
+        least, name = min(small)
+        yield f"model.lora.rank: {lora.rank} is more than {least}, the smaller side of {name}; lower it"
     if not layers:
         yield "model.lora: no layer of this model is a plain linear layer, so none can have an adapter; set it to null"
