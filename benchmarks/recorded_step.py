@@ -19,7 +19,7 @@ from grpo_core.data.prepare import load_frozen
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.checkpoint import POLICY_FOLDER
 from grpo_core.policy.device import pin_threads
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import checkpoint_name, stored_initial
 from grpo_core.run.folder import RunDir

@@ -22,15 +22,14 @@ import torch
 from benchmarks.training import turns
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm.launch import ServerSettings
+from grpo_core.generation.vllm.opening import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.generation.vllm.sampler import requests_of
-from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import pad_left
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.policy import BatchLimits, Policy
-from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 from grpo_core.types import Prompt
 
 NO_TOKEN = -1

@@ -64,38 +64,30 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "falcon": {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True},
 }
 """By `model_type`."""
-UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8}, "final_logit_softcapping 30"),
-    "nanochat": (SIZES, "final_logit_softcapping 15"),
-    "cohere": (SIZES, "logit_scale 0.0625"),
-    "granite": ({**SIZES, "logits_scaling": 8.0}, "logits_scaling 8"),
-    "mamba": ({**IDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, "without a cache of keys and values"),
-    "rwkv": ({**IDS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 256}, "without a cache of keys and values"),
-    "qwen3_next": (
-        {**SIZES, **LINEAR, **EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-        "without a cache of keys and values",
-    ),
-    "qwen3_5_text": ({**SIZES, **LINEAR}, "without a cache of keys and values"),
-    "bamba": ({**SIZES, **MAMBA, "attn_layer_indices": [1]}, "without a cache of keys and values"),
-    "lfm2": ({**SIZES, "layer_types": ["conv", "full_attention"]}, "without a plain cache of keys and values"),
-    "minimax": (
-        {**SIZES, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
-        | {"layer_types": ["linear_attention", "full_attention"]},
-        "without a plain cache of keys and values",
-    ),
-    "openai-gpt": ({**GPT, "n_positions": 64}, "without a cache of keys and values"),
-    "bert": (PLAIN, "reads its text in both directions"),
-    "roformer": ({**PLAIN, "embedding_size": 32}, "no plain vocabulary head"),
-    "modernbert-decoder": (PLAIN, "no plain vocabulary head"),
-    "bart": ({}, "an encoder and a decoder"),
-    "t5": ({}, "an encoder and a decoder"),
-    "llava": ({}, "vision_config says that it reads more than text"),
-    "gemma3": ({}, "vision_config says that it reads more than text"),
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "gemma2": {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "nanochat": SIZES,
+    "cohere": SIZES,
+    "granite": {**SIZES, "logits_scaling": 8.0},
+    "mamba": {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "rwkv": {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 256},
+    "qwen3_next": {**SIZES, **LINEAR, **EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": {**SIZES, **LINEAR},
+    "bamba": {**SIZES, **MAMBA, "attn_layer_indices": [1]},
+    "lfm2": {**SIZES, "layer_types": ["conv", "full_attention"]},
+    "minimax": {**SIZES, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    | {"layer_types": ["linear_attention", "full_attention"]},
+    "openai-gpt": {**GPT, "n_positions": 64},
+    "bert": PLAIN,
+    "roformer": {**PLAIN, "embedding_size": 32},
+    "modernbert-decoder": PLAIN,
+    "t5": {},
+    "llava": {},
+    "gemma3": {},
 }
-"""By `model_type`: settings, and a part of why it is refused."""
+"""By `model_type`."""
 FORMAT = {"format": "pt"}
 ALONE = {
-    "bart": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": VOCABULARY},
     "t5": {"d_model": 32, "d_ff": 64, "num_layers": 1, "vocab_size": VOCABULARY},
     "llava": {"vision_config": {"model_type": "clip_vision_model"}, "text_config": {"model_type": "llama", **SIZES}},
     "gemma3": {"vision_config": {}, "text_config": {"model_type": "gemma3_text", **SIZES}},
@@ -185,6 +177,12 @@ def to_shards(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
+def to_half_of_shards(folder: Path) -> None:
+    """Lose one of two files."""
+    to_shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
 def write_bytes(content: bytes | Callable[[bytes], bytes], name: str = "model.safetensors") -> Callable[[Path], None]:
     """Return what replaces the content of a file."""
 
@@ -193,11 +191,6 @@ def write_bytes(content: bytes | Callable[[bytes], bytes], name: str = "model.sa
         file.write_bytes(content(file.read_bytes()) if callable(content) else content)
 
     return act
-
-
-def then(*acts: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return what does several things to a folder."""
-    return lambda folder: [act(folder) for act in acts] and None
 
 
 def add_token(folder: Path) -> None:
@@ -221,100 +214,44 @@ class Exploding:
         return exec, ("raise SystemExit('it ran')",)
 
 
-ATTENTION = "model.layers.1.self_attn.k_proj.weight"
+ATTENTION, EMBEDDING = "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"
 SOUND: dict[str, Callable[[Path], None]] = {
-    "as it was": lambda folder: None,
     "cut into shards": to_shards,
-    "without the name of the format": change_weights(dict, None),
     "a tied head that is stored": change_weights(lambda weights: {**weights, "lm_head.weight": weights[EMBEDDING].clone()}),
-    "a buffer that is computed now": change_weights(
-        lambda weights: {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": weights["model.norm.weight"][:4].clone()}
-    ),
     "half precision": change_weights(lambda weights: {name: tensor.bfloat16() for name, tensor in weights.items()}),
-    "names without the backbone's prefix": change_weights(
-        lambda weights: {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    ),
     "another file of weights beside": lambda folder: (folder / "consolidated.safetensors").write_bytes(b"not read"),  # type: ignore[dict-item,return-value]
     "a padding token beyond the vocabulary": pad_beyond,
 }
 """Changes of a Qwen2 that leave a model: names and what changes it."""
-EMBEDDING = "model.embed_tokens.weight"
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "wrapped by torch.compile": (prefixed("_orig_mod."), "take the prefix _orig_mod. off the names"),
-    "wrapped by DDP": (prefixed("module."), "take the prefix module. off the names"),
-    "wrapped by an actor": (prefixed("actor."), "take the prefix actor. off the names"),
-    "wrapped by PEFT": (prefixed("base_model.model."), "take the prefix base_model.model. off the names"),
+    "wrapped by torch.compile": (prefixed("_orig_mod."), "of no use: _orig_mod.model.embed_tokens.weight"),
     "a weight missing": (without(ATTENTION), f"1 are missing: {ATTENTION}"),
-    "a layer missing": (without("layers.1."), "12 are missing"),
     "a layer too many": (lambda folder: set_config(folder, num_hidden_layers=1, layer_types=None), "12 are of no use"),
     "the head missing": (lambda folder: set_config(folder, tie_word_embeddings=False), "1 are missing: lm_head.weight"),
-    "a weight renamed": (
-        change_weights(lambda weights: {name.replace("up_proj", "w3"): tensor for name, tensor in weights.items()}),
-        "2 are missing",
-    ),
     "the head of a critic": (
         change_weights(lambda weights: {**weights, "v_head.summary.weight": weights["model.norm.weight"].clone()}),
         "1 are of no use: v_head.summary.weight",
     ),
-    "an adapter that was not merged": (
-        change_weights(lambda weights: {**weights, "model.layers.0.mlp.up_proj.lora_A.weight": weights[ATTENTION].clone()}),
-        "1 are of no use",
-    ),
-    "names of another family": (lambda folder: set_config(folder, model_type="gpt2"), "are missing"),
-    "another vocabulary": (lambda folder: set_config(folder, vocab_size=128), "(96, 32), here (128, 32)"),
     "another width of the MLP": (lambda folder: set_config(folder, intermediate_size=48), "6 are of another shape"),
-    "other heads": (lambda folder: set_config(folder, num_key_value_heads=4), "8 are of another shape"),
-    "a transposed matrix": (
-        change_weights(lambda weights: {**weights, ATTENTION: weights[ATTENTION].T}),
-        "1 are of another shape",
-    ),
-    "cut off": (write_bytes(lambda content: content[:-10]), "model.safetensors: "),
-    "a pointer": (write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "`git lfs pull`"),
-    "no bytes": (write_bytes(b""), "copy or download it again"),
-    "bytes that are no tensor's": (write_bytes(lambda content: content + b"more"), "not fully covered"),
-    "an index without its shard": (
-        then(to_shards, lambda folder: (folder / "model-00002-of-00002.safetensors").unlink()),
-        "names model-00002-of-00002.safetensors, which the folder lacks",
-    ),
-    "an index of nothing": (
-        then(to_shards, write_bytes(b"{}", "model.safetensors.index.json")),
-        "which files are its weights cannot be read ('weight_map')",
-    ),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
-    "whole numbers": (
-        change_weights(lambda weights: {name: (100 * tensor).char() for name, tensor in weights.items()}),
-        "are quantised (int8)",
-    ),
-    "eight bits": (
-        change_weights(lambda weights: {**weights, ATTENTION: weights[ATTENTION].to(__import__("torch").float8_e4m3fn)}),
-        "are quantised (float8_e4m3fn)",
-    ),
+    "cut off": (write_bytes(lambda content: content[:-10]), "not fully covered"),
+    "an index without its shard": (to_half_of_shards, "holds no weights in model-00002-of-00002.safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights in model.safetensors"),
     "a quantised model": (
         lambda folder: set_config(folder, quantization_config={"quant_method": "fp8"}),
-        "its weights are quantised (quantization_config)",
+        "its weights are quantised",
     ),
     "an adapter beside it": (
         lambda folder: set_config(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path="other"),
         "holds a model and an adapter",
     ),
-    "a pickle of code": (to_pickle, "has its weights as a pickle (pytorch_model.bin)"),
+    "a pickle of code": (to_pickle, "Pickles, which can hold code, are not read"),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "a configuration that is no JSON": (write_bytes(b"{", "config.json"), "Expecting property name"),
     "a family that nobody knows": (lambda folder: set_config(folder, model_type="nobody"), "nobody"),
-    "no tokenizer": (
-        lambda folder: [file.unlink() for file in folder.glob("*token*")] and None,
-        "has no tokenizer",
-    ),
-    "a tokenizer that is no JSON": (write_bytes(b"{", "tokenizer.json"), "no tokenizer can be loaded"),
-    "a tokenizer of settings alone": (lambda folder: (folder / "tokenizer.json").unlink(), "has no vocabulary"),
-    "no end but the family's, which it lacks": (
-        lambda folder: set_config(folder, "tokenizer_config.json", eos_token=None),
-        "(96) are outside",
-    ),
-    "a token beyond the embedding": (add_token, "1 token(s) of the tokenizer (beyond) are beyond the 96"),
+    "no tokenizer": (lambda folder: [file.unlink() for file in folder.glob("*token*")] and None, "tokenizer"),
+    "a token beyond the embedding": (add_token, "the model has 96 tokens, the tokenizer also beyond"),
     "an end beyond the vocabulary": (
         lambda folder: set_config(folder, "generation_config.json", eos_token_id=[1, 200]),
-        "(200) are outside of the model's vocabulary of 96",
+        "the tokenizer also end 200",
     ),
 }
 """What is done to a Qwen2, and a part of why it is refused then."""

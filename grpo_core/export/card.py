@@ -15,7 +15,7 @@ from grpo_core.evaluation.statistics import Estimate
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.policy.lora.targets import START
+from grpo_core.policy.lora.facts import START
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.provenance import sources_of

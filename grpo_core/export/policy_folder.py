@@ -123,8 +123,8 @@ def _write_copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
 
 def _write_merged(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
     """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
-    from grpo_core.policy.loading import as_on_hub
-    from grpo_core.policy.opening import open_policy
+    from grpo_core.policy.loading import open_policy
+    from grpo_core.policy.weights import as_on_hub
 
     config = plan.config
     # Where products are computed in bfloat16, the base is rounded to it; here nothing is computed, and fp32 is what it is.

@@ -5,8 +5,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
-from grpo_core.policy.sources import bundled, scratch
-from grpo_core.policy.sources.find import folder_of
+from grpo_core.policy.sources.find import MADE_HERE, folder_of
 from grpo_core.text import redact_uri
 
 FILE, HUB = "file:", "hub:"
@@ -57,7 +56,7 @@ def hub_id(source: str) -> str | None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
-    if source.startswith((bundled.PREFIX, scratch.PREFIX)) or "/" not in source or folder_of(source) is not None:
+    if source.startswith(MADE_HERE) or "/" not in source or folder_of(source) is not None:
         return None
     try:
         validate_repo_id(source)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows, token_uniforms
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.forward import encode_prompts, expand_prefix
+from grpo_core.policy.forward import encode_prompts
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _sample_batch(
     """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together, pads behind their ends."""
     device, limit = policy.device, settings.max_completion_tokens
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
-    prefix = expand_prefix(encode_prompts(policy.model, [prompt.model_input for prompt in prompts]), prompt_of_row)
+    prefix = encode_prompts(policy.model, [prompt.model_input for prompt in prompts], prompt_of_row)
     decoder = decoding(prefix, limit)
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
     eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]

@@ -20,12 +20,11 @@ from. The model that the run was started from is its second copy: a run resumes 
 
 import copy
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo_core.errors import InitialPolicyError, ModelError, cause, name_of, raised_as, shown
+from grpo_core.errors import InitialPolicyError, ModelError, name_of, raised_as
 from grpo_core.machine.disk import durable_folder, flush, flush_all, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.policy.policy import Policy
@@ -64,8 +63,6 @@ NEEDED_FILES = (OPTIMIZER_FILE, STATE_FILE, DIGEST_FILE)
 InUse = Callable[[], Container[Path]]
 """Returns the checkpoints with which other runs begin, as resolved paths."""
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trainable:
@@ -89,24 +86,31 @@ class Trainable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a checkpoint holds."""
+    """What a checkpoint holds.
+
+    The configuration, tokenizer and code of `policy` go into it, and `weights`; `reference` is None while it still is the
+    initial policy.
+    """
 
     policy: Policy
-    """Its configuration, tokenizer and code go into the checkpoint; its weights are those below."""
     weights: Weights
     reference: Weights | None
-    """None while the reference still is the initial policy."""
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
 
     def copied(self) -> "Contents":
         """Return a copy in CPU memory of all that the next step may change."""
-        changing = ("weights", "reference", "optimizer", "schedule")
-        return replace(self, **{name: _copied(getattr(self, name)) for name in changing})
+        return replace(
+            self,
+            weights=_copied(self.weights),
+            reference=_copied(self.reference),
+            optimizer=_copied(self.optimizer),
+            schedule=_copied(self.schedule),
+        )
 
     def copied_bytes(self) -> int:
         """Return the memory of such a copy."""
-        moments = [value for slot in self.optimizer["state"].values() for value in slot.values()]
+        moments = (value for slot in self.optimizer["state"].values() for value in slot.values())
         tensors = (*self.weights.values(), *(self.reference or {}).values(), *moments)
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
@@ -137,7 +141,7 @@ def save_checkpoint(
     Raises:
         DiskFullError: the disk is full; nothing of the new checkpoint is left, and every older one is.
     """
-    target = folder / str(checkpoint_name(state.step))
+    target = folder / checkpoint_name(state.step)
     scratch = folder / f".{target.name}.partial"
     for leftover in list_leftovers(folder):
         shutil.rmtree(leftover)
@@ -146,40 +150,38 @@ def save_checkpoint(
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     flush(folder)
-    _drop_others(target, keep, checkpoint_name(state.best_step), in_use)
+    _drop_others(target, keep, state.best_step, in_use)
     return target
 
 
 def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
-    """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
     contents.policy.save(folder / POLICY_FOLDER, contents.weights)
     if contents.reference is not None:
         save_weights(contents.reference, folder / REFERENCE_FILE)
-    save_optimizer(contents, folder / OPTIMIZER_FILE)
-    facts = {DIGEST_FILE: {DIGEST: initial}, STATE_FILE: asdict(state)}
-    if mark is not None:
-        facts[MARK_FILE] = asdict(mark)
+    with (folder / OPTIMIZER_FILE).open("wb") as file:  # torch's own errors do not tell a full disk
+        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, file)
+    facts = {DIGEST_FILE: {DIGEST: initial}, STATE_FILE: asdict(state), **({MARK_FILE: asdict(mark)} if mark else {})}
     for name, values in facts.items():
         (folder / name).write_text(json.dumps(values, indent=2) + "\n")
-    digests = {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
-    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2, sort_keys=True) + "\n")
+    (folder / MANIFEST_FILE).write_text(json.dumps(_digests(folder), indent=2, sort_keys=True) + "\n")
     flush_all(folder)
 
 
-def save_optimizer(contents: Contents, path: Path) -> None:
-    """Write AdamW's moments and the schedule."""
-    with path.open("wb") as file:  # torch's own errors do not tell a full disk
-        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, file)
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a checkpoint, by name, but of its manifest."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: sha256_of(path) for name, path in files.items() if name != MANIFEST_FILE}
 
 
-def _drop_others(newest: Path, keep: int, best: str | None, in_use: InUse) -> None:
+def _drop_others(newest: Path, keep: int, best_step: int | None, in_use: InUse) -> None:
     """Leave the `keep` newest checkpoints, the best and those in use: none that the run went back behind.
 
     The manifest goes first, so that what a kill leaves does not pass for a whole one.
     """
-    earlier = [path for path in list_checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
-    others = [path for path in list_checkpoints(newest.parent) if path not in earlier[-keep:] and path.name != best]
+    checkpoints = list_checkpoints(newest.parent)
+    earlier = [path for path in checkpoints if step_of(path) <= step_of(newest)]
+    others = [path for path in checkpoints if path not in earlier[-keep:] and step_of(path) != best_step]
     used = in_use() if others else ()
     for path in others:
         if path not in earlier or path.resolve() not in used:
@@ -204,21 +206,23 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
     """
     verify_checkpoint(checkpoint)
     state, policy, reference = read_state(checkpoint), trainable.policy, trainable.reference
-    with raised_as(ModelError, f"{checkpoint}: cannot be read ({{cause}}); the checkpoint is damaged", Exception):
-        digest = build(dict[str, str], read_json(checkpoint / DIGEST_FILE))[DIGEST]
-        weights = policy.stored(checkpoint / POLICY_FOLDER)
-        moved = load_file(checkpoint / REFERENCE_FILE) if state.sync_count else None
-        # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
-        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
+    weights = policy.stored(checkpoint / POLICY_FOLDER)
+    moved = load_file(checkpoint / REFERENCE_FILE) if state.sync_count else None
     if (fault := policy.misfit(weights)) is not None:
         raise ModelError(f"{checkpoint}: policy is of another model: {fault}; was model.source or model.lora changed?")
-    initial = find_initial(checkpoint, digest, reference.initial.weights())
-    with raised_as(ModelError, f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({{cause}})", Exception):
-        trainable.optimizer.load_state_dict(saved["optimizer"])
-        trainable.schedule.load_state_dict(saved["schedule"])
+    initial = find_initial(checkpoint, read_json(checkpoint / DIGEST_FILE)[DIGEST], reference.initial.weights())
+    # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
+    saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
+    trainable.optimizer.load_state_dict(saved["optimizer"])
+    trainable.schedule.load_state_dict(saved["schedule"])
     policy.load(weights)
-    counted = {"sync_count": state.sync_count, "last_sync_step": state.last_sync_step}
-    reference.restore(initial, moved, **counted, error_bound=state.reference_error_bound)
+    reference.restore(
+        initial,
+        moved,
+        sync_count=state.sync_count,
+        last_sync_step=state.last_sync_step,
+        error_bound=state.reference_error_bound,
+    )
     return state
 
 
@@ -226,30 +230,15 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     """Compare every file with the manifest; return the names of the files that it vouches for.
 
     Raises:
-        ModelError: names the first file that is missing or differs, or that lies elsewhere.
+        ModelError: names the first file that is missing or differs.
     """
-    unreadable = f"{checkpoint}: {MANIFEST_FILE} cannot be read ({{cause}}); the checkpoint is damaged"
-    with raised_as(ModelError, unreadable, OSError, ValueError):
-        digests = build(dict[str, str], read_json(checkpoint / MANIFEST_FILE))
-    left_out = (f"{name} is not in {MANIFEST_FILE}" for name in NEEDED_FILES if name not in digests)
-    faults = (_fault(checkpoint, name, sha256) for name, sha256 in digests.items())
-    if (fault := next(filter(None, (*left_out, *faults)), None)) is not None:
-        raise ModelError(f"{checkpoint}: {fault}; the checkpoint is damaged")
+    with raised_as(ModelError, f"{checkpoint}: cannot be read ({{cause}}); the checkpoint is damaged", OSError, ValueError):
+        digests, found = build(dict[str, str], read_json(checkpoint / MANIFEST_FILE)), _digests(checkpoint)
+    for name in (*NEEDED_FILES, *digests):
+        if name not in found or found[name] != digests.get(name):
+            fault = f"the SHA-256 of {name} is not the manifest's" if name in found else f"{name_of(name)} is missing"
+            raise ModelError(f"{checkpoint}: {fault}; the checkpoint is damaged")
     return frozenset(digests)
-
-
-def _fault(checkpoint: Path, name: str, sha256: str) -> str | None:
-    """Return what is wrong with a file that the manifest names."""
-    parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts:
-        return f"{MANIFEST_FILE} names {shown(name)}, which lies outside of it"
-    try:
-        found = sha256_of(checkpoint / name)
-    except FileNotFoundError:
-        return f"{name_of(name)} is missing"
-    except (OSError, ValueError) as error:  # a name that no file can have; a folder
-        return f"{name_of(name)} cannot be read ({cause(error, 80)})"
-    return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
 
 
 def store_initial(folder: Path, weights: Weights) -> str:
@@ -261,8 +250,6 @@ def store_initial(folder: Path, weights: Weights) -> str:
     target, partial, digest = folder / INITIAL_FILE, folder / f".{INITIAL_FILE}.partial", digest_of(weights)
     if _stored_initial(folder, digest) is not None:
         return digest
-    if target.exists():
-        log.warning("%s is damaged, or of another start of this run; it is written again", target)
     durable_folder(folder)
     with whole_or_gone("the initial policy", partial):
         save_weights(weights, partial)
@@ -277,16 +264,13 @@ def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
     Raises:
         InitialPolicyError: neither of the two has it. It is no fault of the checkpoint that names the digest.
     """
-    if digest_of(loaded) == digest:
-        return loaded
-    folder = checkpoint.parent
-    stored = _stored_initial(folder, digest)
-    if stored is None:
+    weights = loaded if digest_of(loaded) == digest else _stored_initial(checkpoint.parent, digest)
+    if weights is None:
         raise InitialPolicyError(
-            f"{folder / INITIAL_FILE}: the initial policy that {checkpoint.name} needs is missing or damaged, and model.source "
-            "(with an adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
+            f"{checkpoint.with_name(INITIAL_FILE)}: the initial policy that {checkpoint.name} needs is missing or damaged, and "
+            "model.source (with an adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
         )
-    return stored
+    return weights
 
 
 def _stored_initial(folder: Path, digest: str) -> Weights | None:

@@ -69,13 +69,12 @@ def choose_kernels(*, deterministic: bool) -> None:
 
     Outside of `strictly_deterministic`, an operation that has none runs with a warning, which the log holds.
     """
-    wanted = deterministic
     # cuDNN's attention makes a plan for every shape, 23 to 37 ms each, and decoding has another shape at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if wanted:
+    if deterministic:
         # cuBLAS reads it when it starts, and sums in another order from call to call without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted, warn_only=wanted)
+    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
     # It would find reads of memory that nobody wrote, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     torch.backends.cudnn.benchmark = False
@@ -107,25 +106,21 @@ def strictly_deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(wanted, warn_only=warned)
 
 
-@contextlib.contextmanager
-def held_device(device: torch.device) -> Iterator[None]:
+def held_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Keep other trainings and evaluations of this user off a GPU while inside; a CPU is shared.
 
     Raises:
         DeviceError: another process holds it.
     """
     if device.type != "cuda":
-        yield
-        return
+        return contextlib.nullcontext()
     facts = torch.cuda.get_device_properties(device)
-    with held_gpu(f"GPU-{facts.uuid}", facts.name):
-        yield
+    return held_gpu(f"GPU-{facts.uuid}", facts.name)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there is too little memory, on a GPU or beside one."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(text in str(error) for text in NO_MEMORY)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in NO_MEMORY)
 
 
 @contextlib.contextmanager
@@ -161,5 +156,5 @@ def _replace(places: list[Place], moved: Callable[[Tensor], Tensor]) -> None:
 
 
 def _places(model: nn.Module) -> list[Place]:
-    kinds = [(module._parameters, module._buffers) for module in model.modules()]
-    return [(held, name, tensor) for pair in kinds for held in pair for name, tensor in held.items() if tensor is not None]
+    kinds = (held for module in model.modules() for held in (module._parameters, module._buffers))
+    return [(held, name, tensor) for held in kinds for name, tensor in held.items() if tensor is not None]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -27,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.types import ModelInput
+from grpo_core.types import ModelInput, Prompt
 
 States = Float[Tensor, "R h S d"]
 """Keys or values of S tokens."""
@@ -37,109 +38,63 @@ AllStates = Float[Tensor, "R h seen d"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrefix:
-    """Prompts after one forward pass: a row for each prompt, or, once expanded, for each completion."""
+    """Prompts after one forward pass, with keys and values, handed out to the rows that complete them.
 
-    last_hidden: Float[Tensor, "R H"]
-    """Hidden state of each prompt's last token: it predicts the first completion token."""
-    mask: Bool[Tensor, "R S"]
-    """True on prompt tokens; prompts are padded on the left."""
+    `last_hidden` is the hidden state of each prompt's last token, which predicts the first completion token; `mask` is True on
+    prompt tokens, which are padded on the left.
+    """
+
+    last_hidden: Float[Tensor, "B H"]
+    mask: Bool[Tensor, "B S"]
     cache: DynamicCache
-    """Keys and values of the P prompts."""
 
 
 def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
     """Return (ids, mask) of prompts padded on the left with 0, which the mask hides."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt.token_ids, dtype=torch.long)
-        mask[row, width - len(prompt) :] = True
-    return ids.to(device), mask.to(device)
+    tokens = [torch.tensor(prompt.token_ids, dtype=torch.long) for prompt in prompts]
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in tokens]
+    ids, mask = (pad_sequence(rows, batch_first=True, padding_side="left").to(device) for rows in (tokens, masks))
+    return ids, mask
 
 
-def encode_prompts(model: PreTrainedModel, prompts: Sequence[ModelInput], *, replayed: bool = False) -> EncodedPrefix:
-    """Run P prompts through the model's backbone and keep their keys and values.
+def encode_prompts(
+    model: PreTrainedModel, prompts: Sequence[ModelInput], prompt_of_row: Int[Tensor, " B"], *, replayed: bool = False
+) -> EncodedPrefix:
+    """Run P prompts through the model's backbone, and give every row the keys and values of its prompt.
 
     Args:
         model: a causal language model.
         prompts: P of them.
-        replayed: whether its layers are computed again in the backward pass.
+        prompt_of_row: which of them each row completes.
+        replayed: whether the layers are computed again in the backward pass.
     """
     ids, mask = pad_left(prompts, model.device)
-    cache = ReplayedCache(model) if replayed else DynamicCache(config=model.config)
-    output = backbone(model)(
-        input_ids=ids,
-        attention_mask=mask.long(),
-        position_ids=_positions(mask),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1], mask=mask, cache=output.past_key_values)
-
-
-def expand_prefix(prefix: EncodedPrefix, prompt_of_row: Int[Tensor, " B"]) -> EncodedPrefix:
-    """Give every row the prefix of its prompt: indices into the P prompts. A cache is changed in place, unless replayed."""
-    cache = prefix.cache
+    rows = prompt_of_row.to(model.device)
+    output = _run(model, ids, mask, ReplayedCache(model) if replayed else DynamicCache(config=model.config))
+    cache = output.past_key_values
     if isinstance(cache, ReplayedCache):
-        cache = cache.seen_by(prompt_of_row)
+        cache = cache.seen_by(rows)
     else:
-        cache.batch_select_indices(prompt_of_row)
-    return EncodedPrefix(last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=cache)
+        cache.batch_select_indices(rows)
+    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1][rows], mask=mask[rows], cache=cache)
 
 
 def continue_prefix(
     model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Int[Tensor, "B t"], token_mask: Bool[Tensor, "B seen"]
 ) -> Float[Tensor, "B t H"]:
-    """Run further tokens after an expanded prefix; return their hidden states. The cache grows.
+    """Run further tokens after a prefix; return their hidden states. The cache grows.
 
     `token_mask` covers everything in the cache after this call.
     """
-    positions = _positions(token_mask)[:, -token_ids.shape[1] :]
-    output = backbone(model)(
-        input_ids=token_ids,
-        attention_mask=token_mask.long(),
-        position_ids=positions,
-        past_key_values=prefix.cache,
-        use_cache=True,
-    )
-    hidden: Tensor = output.last_hidden_state
+    hidden: Tensor = _run(model, token_ids, token_mask, prefix.cache).last_hidden_state
     return hidden
 
 
-def completion_hidden(
-    model: PreTrainedModel,
-    prompts: Sequence[ModelInput],
-    prompt_of_row: Int[Tensor, " B"],
-    completion_ids: Int[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    replayed: bool = False,
-) -> Float[Tensor, "B T H"]:
-    """Return the hidden states that predict each completion token.
-
-    Args:
-        model: a causal language model.
-        prompts: P of them.
-        prompt_of_row: which prompt each row completes.
-        completion_ids: padded on the right.
-        mask: the completion mask.
-        replayed: whether the layers are computed again in the backward pass.
-    """
-    prefix = expand_prefix(encode_prompts(model, prompts, replayed=replayed), prompt_of_row)
-    first = prefix.last_hidden.unsqueeze(1)
-    if completion_ids.shape[1] == 1:
-        return first
-    # The last token predicts nothing that was sampled, so it is not run.
-    seen = torch.cat([prefix.mask, mask[:, :-1]], dim=1)
-    rest = continue_prefix(model, prefix, completion_ids[:, :-1], seen)
-    return torch.cat([first, rest], dim=1)
-
-
-def backbone(model: PreTrainedModel) -> nn.Module:
-    """Return the part of a causal language model that ends in hidden states."""
-    module: nn.Module = model.base_model
-    return module
+def _run(model: PreTrainedModel, ids: Int[Tensor, "R t"], mask: Bool[Tensor, "R seen"], cache: DynamicCache) -> Any:
+    """Run tokens after those in a cache, which `mask` covers as well."""
+    positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+    return model.base_model(**inputs, past_key_values=cache, use_cache=True)
 
 
 def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -148,17 +103,17 @@ def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     A bfloat16 logit near 20 is off by up to 0.06: more than the differences of log-probabilities that KL is made of.
     """
     head = model.get_output_embeddings()
+    return without_autocast(lambda hidden: head(hidden.to(head.weight.dtype)))
+
+
+def without_autocast(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the same function, computed in the types that it is given."""
 
     def project(hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            logits: Tensor = head(hidden.to(head.weight.dtype))
-            return logits
+            return product(hidden)
 
     return project
-
-
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.long().cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def microbatches(completions: SampledCompletions, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -192,21 +147,50 @@ def cut_rows(completions: SampledCompletions, rows: Sequence[int]) -> tuple[Int[
     return completions.completion_ids[list(rows), :width], mask[:, :width]
 
 
+def prompts_of(completions: SampledCompletions, rows: Sequence[int]) -> tuple[list[ModelInput], Int[Tensor, " b"]]:
+    """Return the prompts of some rows, each once, and which of them each row completes."""
+    numbers = sorted({row // completions.group_size for row in rows})
+    prompt_of_row = torch.tensor([numbers.index(row // completions.group_size) for row in rows])
+    return [completions.prompts[number].model_input for number in numbers], prompt_of_row
+
+
 def rows_hidden(
     model: PreTrainedModel, completions: SampledCompletions, rows: Sequence[int], *, replayed: bool = False
 ) -> Float[Tensor, "N H"]:
-    """Return the hidden states that predict the rows' completion tokens; `replayed` as in `completion_hidden`."""
+    """Return the hidden states that predict the rows' completion tokens; `replayed` as in `encode_prompts`."""
     ids, mask = cut_rows(completions, rows)
-    prompt_numbers = sorted({row // completions.group_size for row in rows})
-    prompt_of_row = torch.tensor([prompt_numbers.index(row // completions.group_size) for row in rows], device=ids.device)
-    prompts = [completions.prompts[number].model_input for number in prompt_numbers]
-    return completion_hidden(model, prompts, prompt_of_row, ids, mask, replayed=replayed)[mask]
+    prefix = encode_prompts(model, *prompts_of(completions, rows), replayed=replayed)
+    hidden = prefix.last_hidden.unsqueeze(1)
+    if ids.shape[1] > 1:
+        # The last token predicts nothing that was sampled, so it is not run.
+        rest = continue_prefix(model, prefix, ids[:, :-1], torch.cat([prefix.mask, mask[:, :-1]], dim=1))
+        hidden = torch.cat([hidden, rest], dim=1)
+    return hidden[mask]
+
+
+def some_tokens(vocabulary: int, device: torch.device) -> SampledCompletions:
+    """Return three prompts, and three completions of each, of several lengths: to try ways to run a model."""
+    ids = [tuple((11 * place + length) % vocabulary for place in range(length)) for length in (7, 19, 12)]
+    lengths = torch.tensor([9, 1, 4, 14, 2, 8, 5, 3, 11], device=device).unsqueeze(1)
+    places = torch.arange(14, device=device)
+    return SampledCompletions(
+        prompts=tuple(Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)),
+        group_size=3,
+        completion_ids=(7 * places + torch.arange(9, device=device).unsqueeze(1)) % vocabulary,
+        completion_mask=places < lengths,
+        sampling_per_token_logps=torch.zeros(9, 14, device=device),
+    )
 
 
 def scatter(values: Float[Tensor, " N"], mask: Bool[Tensor, "b t"], width: int) -> Float[Tensor, "b T"]:
     """Put the values at the true places of `mask` in an otherwise zero tensor of `width` columns."""
-    placed = values.new_zeros(mask.shape).masked_scatter(mask, values)
-    return torch.nn.functional.pad(placed, (0, width - mask.shape[1]))
+    return nn.functional.pad(values.new_zeros(mask.shape).masked_scatter(mask, values), (0, width - mask.shape[1]))
+
+
+def hiding(seen: Bool[Tensor, "B S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"] | None:
+    """Return what is added to attention's scores of some places: -inf where one is not seen; None where all are."""
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    return None if seen.all() else bias[:, None, None]
 
 
 @contextlib.contextmanager
@@ -222,8 +206,7 @@ def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 def has_full_attention(config: PreTrainedConfig) -> bool:
     """Return whether every layer of a text model sees all tokens before its own."""
-    kinds = {*(getattr(config, "layer_types", None) or ())}
-    return kinds <= {"full_attention"} and not getattr(config, "sliding_window", None)
+    return {*(getattr(config, "layer_types", None) or ())} <= {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
 def refuse_other_layers(model: PreTrainedModel) -> None:
@@ -301,6 +284,5 @@ class _SeenLayer(DynamicLayer):  # type: ignore[misc]
         self._prompt_of_row = prompt_of_row
 
     def update(self, key_states: States, value_states: States, *_: Any, **__: Any) -> tuple[AllStates, AllStates]:
-        rows = self._prompt_of_row
-        keys, values = (torch.index_select(tensor, 0, rows) for tensor in (self.keys, self.values))
+        keys, values = (torch.index_select(tensor, 0, self._prompt_of_row) for tensor in (self.keys, self.values))
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)

@@ -11,6 +11,7 @@ from typing import Optional, TypeVar
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,14 +22,20 @@ from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
-from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoder
+from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.loading import as_on_hub, stored_weights
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
-from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names, save_weights, squared_difference
+from grpo_core.policy.weights import (
+    WEIGHTS_FILE,
+    Weights,
+    as_on_hub,
+    first_names,
+    save_weights,
+    squared_difference,
+)
 from grpo_core.types import Prompt
 
 Found = TypeVar("Found")
@@ -36,12 +43,14 @@ Found = TypeVar("Found")
 
 @dataclass(kw_only=True)
 class BatchLimits:
-    """Bounds of a pass, shared by a policy and its copies. They may change between two steps, results in their last digits."""
+    """Bounds of a pass, shared by a policy and its copies. They may change between two steps, results in their last digits.
+
+    `rollout_rows` are the completions that are sampled together, which bounds the cache; `microbatch_tokens` the tokens of one
+    forward pass, padding included, which bounds the activations.
+    """
 
     rollout_rows: int = 256
-    """Completions that are sampled together, which bounds the cache."""
     microbatch_tokens: int = 16384
-    """Tokens of one forward pass, padding included, which bounds the activations."""
 
     def set(self, *, rollout_rows: int, microbatch_tokens: int) -> None:
         """Bound every pass from now on."""
@@ -50,14 +59,15 @@ class BatchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFigures:
-    """What a forward pass gives for the completion tokens of some rows; 0 outside the completion mask."""
+    """What a forward pass gives for the completion tokens of some rows; 0 outside the completion mask.
+
+    `logps` are of the temperature-scaled policy; `entropy`, in nats, has no gradient; `full_kl` is the exact
+    KL(policy || reference), in nats, and None where no reference was given.
+    """
 
     logps: Float[Tensor, "b T"]
-    """Log-probabilities of the temperature-scaled policy."""
     entropy: Float[Tensor, "b T"]
-    """In nats, without gradient."""
     full_kl: Float[Tensor, "b T"] | None = None
-    """Exact KL(policy || reference), in nats; None where no reference was given."""
 
     def detach(self) -> "TokenFigures":
         """Return the same without gradient, so that the graph of the pass can be freed."""
@@ -87,9 +97,7 @@ class Policy:
     temperature: float = 1.0
     """Log-probabilities are of the policy whose logits are divided by it: the one that makes the rollouts."""
     limits: BatchLimits = field(default_factory=BatchLimits)
-    """How much is computed at once; the same for a policy and its copies."""
     path: SamplingPath = field(default_factory=SamplingPath)
-    """Which of the faster ways to run the model are taken."""
     recomputed: bool = False
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`forward.recomputing`)."""
     used_on: torch.device | None = None
@@ -169,7 +177,11 @@ class Policy:
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""
-        return stored_weights(folder, self.model)
+        weights: Weights = load_file(folder / WEIGHTS_FILE)
+        if weights.keys() >= dict(self.model.named_parameters()).keys():
+            return weights
+        # Experts whose names are those of the hub.
+        return first_names(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
@@ -181,15 +193,14 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         dtype, packed = attention_dtype(self.model, self.dtype), self.path.packed
         if self.path.lean:
-            yield LeanDecoding.of(self.model, dtype, packed=packed).after
+            yield partial(LeanDecoder, LeanDecoding.of(self.model, dtype, packed=packed))
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
                 yield partial(PlainDecoder, self.model, dtype)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
-        pairs = zip(completions.completion_ids, completions.completion_mask, strict=True)
-        rows = [ids[keep].tolist() for ids, keep in pairs]
+        rows = [ids[keep].tolist() for ids, keep in zip(completions.completion_ids, completions.completion_mask, strict=True)]
         return [str(text) for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
     def forward(
@@ -225,20 +236,18 @@ class Policy:
 
     def exact_kl(self, completions: SampledCompletions, reference: "Policy") -> Float[Tensor, "B T"]:
         """Return what `measure` gives as `full_kl`, without the rest, which is a fifth of its time."""
-
-        def of_rows(rows: Sequence[int]) -> Float[Tensor, "b T"]:
-            return self._exact(self._hidden(completions, rows), completions, rows, reference)
-
         with compute_in(self.dtype, completions.completion_ids.device):
-            return torch.cat(self._in_microbatches(completions, reference, of_rows))
+            parts = self._in_microbatches(
+                completions, reference, lambda rows: self._exact(self._hidden(completions, rows), completions, rows, reference)
+            )
+        return torch.cat(parts)
 
     def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
-        """Return the hidden states that predict the rows' completion tokens."""
         recomputed = self.recomputed and torch.is_grad_enabled()
         with recomputing(self.model) if recomputed else contextlib.nullcontext():
             if self.path.padded:
                 return rows_hidden(self.model, completions, rows, replayed=recomputed)
-            return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
+            return grouped_hidden(self.model, GroupedTokens.of(completions, rows))
 
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `limits.microbatch_tokens`, without gradient."""
@@ -260,8 +269,7 @@ class Policy:
                 )
             return TokenDivergences(*(scatter(values, mask, completions.completion_ids.shape[1]) for values in found))
 
-        parts = self._in_microbatches(completions, other, of_rows)
-        return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
+        return TokenDivergences(*map(torch.cat, zip(*self._in_microbatches(completions, other, of_rows), strict=True)))
 
     @torch.no_grad()
     def _in_microbatches(

@@ -26,8 +26,7 @@ class Reference:
         """The policy that KL is measured to."""
         self.has_moved = False
         """Whether a sync made the reference another policy than the initial one."""
-        self.sync_count = 0
-        self.last_sync_step = 0
+        self.sync_count, self.last_sync_step = 0, 0
         self.dropped: float | None = None
         """How far the newest sync is from the formula above (`Policy.follow`)."""
         self.error_bound = 0.0

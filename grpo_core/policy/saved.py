@@ -67,7 +67,7 @@ def stored_initial(folder: Path) -> Path | None:
 
 def list_leftovers(folder: Path) -> list[Path]:
     """Return what a process that was killed has left half-written or half-removed in `folder`."""
-    half_removed = [path for path in _named(folder, _NAME) if not (path / MANIFEST_FILE).exists()]
+    half_removed = (path for path in _named(folder, _NAME) if not (path / MANIFEST_FILE).exists())
     return sorted((*_named(folder, _LEFTOVER), *half_removed))
 
 
@@ -90,8 +90,8 @@ def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
 def find_best(folder: Path) -> Path | None:
     """Return the checkpoint with the best held-out accuracy; None where no step was evaluated, or it is not there."""
     checkpoints = list_checkpoints(folder)
-    best = folder / str(checkpoint_name(read_state(checkpoints[-1]).best_step)) if checkpoints else None
-    return best if best in checkpoints else None
+    best_step = read_state(checkpoints[-1]).best_step if checkpoints else None
+    return next((path for path in checkpoints if step_of(path) == best_step), None)
 
 
 def read_state(checkpoint: Path) -> TrainingState:
@@ -126,6 +126,6 @@ def _read(kind: type[Kind], file: Path) -> Kind:
         raise ModelError(f"{file.parent}: {file.name} cannot be read ({cause(error)}); the checkpoint is damaged") from error
 
 
-def checkpoint_name(step: int | None) -> str | None:
-    """Return the folder name of the checkpoint after a step; None for None."""
-    return None if step is None else f"step_{step:06d}"
+def checkpoint_name(step: int) -> str:
+    """Return the folder name of the checkpoint after a step."""
+    return f"step_{step:06d}"

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, split
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_core.machine.disk import flush
 
@@ -24,8 +26,8 @@ def save_weights(weights: Weights, path: Path) -> None:
     Raises:
         OSError, SafetensorError: it cannot be written; what there is of it stays.
     """
-    stored = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    save_file(stored, path, metadata={"format": "pt"})  # transformers loads no file without it
+    # transformers loads no file without the format.
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path, metadata={"format": "pt"})
     flush(path)
 
 
@@ -45,6 +47,12 @@ def first_names(weights: Weights) -> Weights:
     for name, tensor in weights.items():
         names.setdefault((tensor.data_ptr(), tensor.shape), name)
     return {name: weights[name] for name in names.values()}
+
+
+def as_on_hub(model: PreTrainedModel, weights: Weights) -> Weights:
+    """Return the weights of a model as a folder of transformers holds them, which joins the experts of a layer in one."""
+    converted: Weights = revert_weight_conversion(model, dict(weights))
+    return converted
 
 
 def squared_difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float:

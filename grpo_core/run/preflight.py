@@ -31,13 +31,27 @@ from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
-from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
+from grpo_core.policy.lora.facts import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    START,
+    TARGETS,
+    AdapterFacts,
+    Sides,
+    layer_faults,
+    layers_with_adapter,
+    read_adapter,
+)
 from grpo_core.policy.outline import Outline, beyond_positions, unreached_by
-from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.cache import cache_folder
-from grpo_core.policy.sources.find import files_on_hub, lacks_chat_template, model_here, require_model
-from grpo_core.policy.sources.weight_files import files_identity
+from grpo_core.policy.sources.find import (
+    MADE_HERE,
+    files_identity,
+    files_on_hub,
+    lacks_chat_template,
+    model_here,
+    require_model,
+)
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory import Fit, fit_of, will_use_gpu
@@ -136,11 +150,9 @@ def look_at_adapter(
         if folder is None:
             lacking = sorted({ADAPTER_CONFIG, ADAPTER_WEIGHTS} - set(files_on_hub(START, lora.init_from)))
             return [*faults, *(f"{what}: the hub's repository has no {name}" for name in lacking)], warnings
-        facts, broken = read_adapter(folder), not_finite(folder)
+        facts = read_adapter(folder)
     except ModelError as error:
         return [*faults, str(error) if str(error).startswith(START) else f"{START}: {error}"], warnings
-    if broken is not None:
-        faults.append(f"{what}: {broken}")
     source, base = config.model.source, facts.base_name
     if base is not None and base != source and Path(base).expanduser().resolve() != Path(source).expanduser().resolve():
         warnings.append(
@@ -155,8 +167,8 @@ def _differences(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mappi
         yield f"model.lora.rank: {lora.rank} here, {facts.rank} in {what}; set it to {facts.rank}"
     elif not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
         yield (
-            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what} "
-            f"({facts.scale_formula}); set it to {facts.alpha_scale * facts.rank!r}"
+            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what}"
+            f"; set it to {facts.alpha_scale * facts.rank!r}"
         )
     if others := sorted(name for name, sides in facts.shapes.items() if layers and layers.get(name) != sides):
         yield (
@@ -221,11 +233,11 @@ def check_start(
     shape = shape_for(config, outline)
     fit = None if shape is None else fit_of(config, shape)
     model = outline or shape
-    bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
+    too_long = None if outline is None else beyond_positions(config, outline)
     of_adapter, doubtful = look_at_adapter(config, None if model is None else model.linear_layers, outline)
     return Preflight(
-        faults=(*own, *of_model, *disk, *bound, *of_adapter, *memory_faults(fit), *found["faults"]),
-        warnings=(*unbound, *doubtful, *(() if fit is None else fit.warnings()), *found["warnings"]),
+        faults=(*own, *of_model, *disk, *of_adapter, *memory_faults(fit), *found["faults"]),
+        warnings=(*([too_long] if too_long else ()), *doubtful, *(() if fit is None else fit.warnings()), *found["warnings"]),
         notes=tuple(found["notes"]),
         fit=fit,
         adapter=adapter_summary(config, model),
@@ -270,7 +282,7 @@ def _outline(config: RunConfig, faults: list[str]) -> Outline | None:
     that was made here.
     """
     source = config.model.source
-    folder = None if source.startswith((bundled.PREFIX, scratch.PREFIX)) else model_here(source)
+    folder = None if source.startswith(MADE_HERE) else model_here(source)
     if folder is None:
         return None
     files = [file for file in (*folder.iterdir(), *MODEL_CODE.rglob("*.py")) if file.is_file()]

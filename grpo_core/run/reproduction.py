@@ -14,7 +14,7 @@ from grpo_core.machine.disk import durable, durable_folder
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints, step_of
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Kind, Record

@@ -20,11 +20,10 @@ from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.launch import server_bytes
 from grpo_core.machine.disk import folder_bytes, free_bytes, stored_tensors
 from grpo_core.machine.hardware import available_memory
-from grpo_core.policy.lora.targets import Sides, layers_with_adapter
+from grpo_core.policy.lora.facts import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.policy.sources.find import model_here
-from grpo_core.policy.sources.weight_files import weight_files
+from grpo_core.policy.sources.find import model_here, weight_files
 from grpo_core.run.folder import RunDir
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -31,7 +31,7 @@ from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
@@ -271,7 +271,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
 
 def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
     """Freeze the prompts, find the model, load the rewards once, check the disk."""
-    from grpo_core.policy.sources.scratch import is_made
+    from grpo_core.policy.sources.find import is_made
     from grpo_core.rewards.base import load_rewards
 
     config = run_dir.read_config()

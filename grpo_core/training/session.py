@@ -12,7 +12,7 @@ from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, set_aside
-from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, list_checkpoints, stored_initial
@@ -145,7 +145,6 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     rewards, verdicts = open_rewards(config, run_dir)
     start_workers(rewards)
     policy = open_policy(model, config, stored_initial(run_dir.checkpoints))
-    require_positions(policy, config)
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))

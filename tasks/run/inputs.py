@@ -19,9 +19,7 @@ from grpo_core.config import RunConfig
 from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.sources.scratch import is_made
-from grpo_core.policy.sources.weight_files import weights_digest, weights_identity
+from grpo_core.policy.sources.find import is_made, resolve_model, weights_digest, weights_identity
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.child import import_as_at_start
 from grpo_core.run.folder import RunDir

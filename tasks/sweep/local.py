@@ -18,8 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from grpo_core.config import load_config
 from grpo_core.config.derived import starts_server
-from grpo_core.generation.vllm.opening import server_settings
-from grpo_core.generation.vllm.server import SlotServers, VllmServer
+from grpo_core.generation.vllm.opening import SlotServers, VllmServer, server_settings
 from grpo_core.machine.disk import append_private, private_folder
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.child import python_path

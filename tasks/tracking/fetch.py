@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_core.compare.runs import Source
 from grpo_core.errors import ModelError, TrackingError, raised_as
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id

@@ -228,7 +228,7 @@ def _tables(run_dir: RunDir) -> Mapping[str, Any]:
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     """Log the final policy, and the best where that is another one: where it is, its digest, and the weights if asked for."""
     from grpo_core.policy.saved import find_best, list_checkpoints, read_state
-    from grpo_core.policy.sources.weight_files import weights_digest
+    from grpo_core.policy.sources.find import weights_digest
 
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if not checkpoints:

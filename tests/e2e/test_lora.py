@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.curves import sync_table
 from grpo_core.run.journal import read_journal, read_records
 

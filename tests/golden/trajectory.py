@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from grpo_core.generation.scripted import ScriptedSampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.training.session import FRESH, Session, open_session
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
+from tests.support.scripted import ScriptedSampler
 
 STEPS = 10
 END = 1

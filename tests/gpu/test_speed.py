@@ -13,7 +13,7 @@ from benchmarks.training.timed import PHASES
 from benchmarks.training.workload import Workload
 from grpo_core.config import load_config
 from grpo_core.machine.hardware import core_count
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer
 from tests.gpu.conftest import Check, Figure
 from tests.gpu.trainings import mismatch, speed_of, steps_of, train
 

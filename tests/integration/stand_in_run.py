@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from grpo_core.generation.vllm.server import LENT_VARIABLE, lent_client
+from grpo_core.generation.vllm.opening import LENT_VARIABLE, lent_client
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from grpo_core.errors import SamplerError
-from grpo_core.generation.vllm.server import PYTHON_VARIABLE
+from grpo_core.generation.vllm.opening import PYTHON_VARIABLE
 from tasks.run.setup import open_run
 from tasks.sweep.stages import open_sweep
 

@@ -16,7 +16,7 @@ from grpo_core.data.prepare import prepare
 from grpo_core.errors import TrainingError
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.rewards.bounded import Workers
 from grpo_core.run.child import run_watched
 from grpo_core.run.folder import RunDir

@@ -102,7 +102,7 @@ def test_own_data_is_what_is_trained_on(tmp_path: Path, run_example: Callable[[s
 
 @pytest.mark.proof
 def test_own_model_is_what_is_trained(tmp_path: Path, run_example: Callable[[str], str]) -> None:
-    from grpo_core.policy.sources.weight_files import weights_digest
+    from grpo_core.policy.sources.find import weights_digest
 
     run_example("own_model.py")
     run = only_run(tmp_path)

@@ -23,7 +23,7 @@ from grpo_core.export.place import MANIFEST_FILE
 from grpo_core.export.policy_folder import Exported, export_policy, write_policy
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.machine.disk import sha256_of
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.flow_folder import write_marker
 from grpo_core.run.folder import RunDir

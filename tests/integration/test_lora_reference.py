@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from grpo_core.policy.lora.delta import LowRank
-from grpo_core.policy.lora.layers import adapted_layers, delta_of
+from grpo_core.policy.lora.delta import LowRank, adapted_layers, delta_of
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.journal import Journal
 from grpo_core.training.session import FRESH, open_session

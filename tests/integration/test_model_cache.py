@@ -4,25 +4,22 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
-from grpo_core.errors import BusyError, ModelError
-from grpo_core.policy.sources import cache
-from grpo_core.policy.sources.cache import is_whole, made_once, model_folder
+from grpo_core.errors import ModelError
+from grpo_core.policy.sources.cache import cache_folder, is_whole, made_once
 from tests.conftest import write_model
 
 ROOT = Path(__file__).parents[2]
 MAKER = """
 import sys, time
 from pathlib import Path
-from grpo_core.policy.sources.cache import made_once, model_folder
+from grpo_core.policy.sources.cache import cache_folder, made_once
 def make(folder):
     with open(sys.argv[1], "a") as file:
         file.write("made\\n")
@@ -32,8 +29,12 @@ def make(folder):
     (folder / "config.json").write_text("{}")
 print("ready", flush=True)
 sys.stdin.readline()
-print(made_once("scratch:test", model_folder("test"), make), flush=True)
+print(made_once("scratch:test", cache_folder() / "models" / "test", make), flush=True)
 """
+
+
+def model_folder(name: str) -> Path:
+    return cache_folder() / "models" / name
 
 
 @pytest.fixture(autouse=True)
@@ -85,38 +86,6 @@ def test_what_a_killed_process_has_half_made_is_removed_and_made_again(start: An
     assert is_whole(made_once("scratch:test", model_folder("test"), write_model))
     assert not partial.exists()
     assert not list(model_folder("test").glob("part-*"))
-
-
-def test_whoever_waits_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PATIENCE_SECONDS", 0.2)
-    target = model_folder("test")
-    target.parent.mkdir(parents=True)
-    with FileLock(target.with_name(".test.lock")), pytest.raises(BusyError, match="another process has been making it"):
-        made_once("scratch:test", target, write_model)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_reads_a_shared_cache_and_is_told_where_to_keep_more() -> None:
-    """The folder is one user's, made under the usual umask; the other one may read it."""
-    code = (
-        "import os\nfrom grpo_core.policy.sources.cache import *\nos.setuid(65534)\n"
-        "fail = lambda folder: 1 / 0\n"
-        "print(made_once('scratch:one', model_folder('one'), fail))\n"
-        "try:\n    made_once('scratch:two', model_folder('two'), fail)\nexcept Exception as error:\n    print(error)\n"
-    )
-    with tempfile.TemporaryDirectory(prefix="grpo-shared-cache-") as name:
-        Path(name).chmod(0o755)
-        one, umask = Path(name) / "models" / "one", os.umask(0o022)
-        try:
-            made_once("scratch:one", one, write_model)
-        finally:
-            os.umask(umask)
-        environment = {**os.environ, "GRPO_CACHE": name, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    first, second = done.stdout.splitlines()
-    assert first == str(one), done.stderr
-    assert "model.source scratch:two: cannot be kept in the cache folder" in second
-    assert second.endswith("name a folder that you may write to in GRPO_CACHE")
 
 
 def test_a_cache_folder_that_cannot_be_used_is_named_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import yaml
 from grpo_core.config import apply_overrides
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.server import PYTHON_VARIABLE, SlotServers, VllmServer, lent_client
+from grpo_core.generation.vllm.opening import PYTHON_VARIABLE, SlotServers, VllmServer, lent_client
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.campaign import Ended, Job
 from tasks.sweep import local
@@ -103,13 +103,6 @@ def test_the_next_run_gets_the_server_of_the_last_one_if_it_suits(
     assert is_shared or is_gone(process)
 
 
-def test_runs_at_the_same_time_have_servers_of_their_own(servers: SlotServers, settings: ServerSettings) -> None:
-    first, second = servers.lend(settings, {}), servers.lend(settings, {})
-    assert group(first) != group(second)
-    servers.give_back(first, is_sound=True)
-    assert servers.lend(settings, {}) is first
-
-
 def test_the_server_of_a_run_that_failed_is_ended(servers: SlotServers, settings: ServerSettings) -> None:
     server = servers.lend(settings, {})
     process = group(server)
@@ -134,7 +127,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.server import SlotServers
+from grpo_core.generation.vllm.opening import SlotServers
 python, log = map(Path, sys.argv[1:])
 settings = ServerSettings(python=python, model=log, dtype="float32", context=64, threads=1, kv_cache_gib=1, log_file=log)
 server = SlotServers().lend(settings, {})

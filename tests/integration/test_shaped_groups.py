@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from grpo_core.generation.scripted import ScriptedSampler
 from grpo_core.run.journal import Journal
 from grpo_core.training.session import FRESH
 from grpo_core.training.step import run_step
 from tests.golden.trajectory import END, open_scripted
+from tests.support.scripted import ScriptedSampler
 
 HERE = "tests.integration.test_shaped_groups"
 PENALTY = {"filtering.overlong_buffer_tokens": 4, "rollout.max_completion_tokens": 8}

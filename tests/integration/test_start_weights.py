@@ -15,16 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from grpo_core import resume_training, train
 from grpo_core.data.prepare import prepare
-from grpo_core.errors import ConfigError, ModelError
+from grpo_core.errors import ModelError
 from grpo_core.evaluation.plan import find_subject
 from grpo_core.export.choice import ExportWish
 from grpo_core.export.policy_folder import export_policy
-from grpo_core.policy.opening import open_policy
 from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.cleaning import clean
 from grpo_core.run.folder import RunDir
-from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
+from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.provenance import find_model, note_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -239,23 +238,3 @@ def test_a_training_keeps_the_checkpoint_with_which_another_run_begins(
     shutil.rmtree(other.path)
     (found,) = clean(tmp_path, ["checkpoints"]).items
     assert found.path == begun
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
-def test_weights_that_are_no_numbers_are_refused_by_name(
-    value: float, tiny_config: Callable[..., Any], base: Path, tmp_path: Path
-) -> None:
-    config = tiny_config({"model.source": str(base), "model.lora.rank": 4})
-    open_policy(base, config).save(tmp_path / "start", open_policy(base, config).weights())
-    begins = tiny_config({"model.source": str(base), "model.lora.rank": 4, "model.lora.init_from": str(tmp_path / "start")})
-    assert check_start(begins, (), is_tracked=False).faults == ()
-    name = change(tmp_path / "start" / ADAPTER, value)
-    what = f"holds NaN or an infinity in {name}"
-    assert what in check_start(begins, (), is_tracked=False).faults[0]
-    with pytest.raises(ModelError, match=what):
-        open_policy(base, begins)
-    with pytest.raises(ConfigError, match=what):
-        train(begins, run_dir=tmp_path / "run", progress=False)
-    name = change(base / "model.safetensors", value)
-    with pytest.raises(ModelError, match=rf"holds NaN or an infinity in {name}"):
-        open_policy(base, config)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from grpo_core.backends.__main__ import main as train_on_trl
 from grpo_core.backends.trl import build_trainer
 from grpo_core.backends.trl_observer import Observer
-from grpo_core.generation.scripted import ScriptedSampler
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
@@ -20,6 +19,7 @@ from grpo_core.training.rollout import collect_rollouts
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import prompts_for, update
+from tests.support.scripted import ScriptedSampler
 
 # What TRL and transformers say about each other's names is not about this project.
 pytestmark = [

@@ -9,12 +9,12 @@ from typing import Any
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, not_finite, read_adapter
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from grpo_core.run.preflight import adapter_summary, look_at_adapter
 from grpo_core.run.sizes import adapter_size, shape_for
 from tests.conftest import build_model
@@ -63,12 +63,11 @@ def look(config: RunConfig) -> tuple[list[str], list[str]]:
     [
         (
             {"target_modules": ["q_prj"]},
-            "target_modules: q_prj is no linear layer of this model; did you mean q_proj?",
+            "target_modules: q_prj is no linear layer of this model, its head aside; did you mean q_proj?",
         ),
         ({"target_modules": ["zzz"]}, "there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),
-        ({"target_modules": ["lm_head"]}, "lm_head is the vocabulary head, which gets no adapter here"),
-        ({"rank": 17}, "17 is more than 16, the smaller side of model.layers.0.self_attn.k_proj (32 inputs and 16 outputs)"),
-        ({"rank": 33, "target_modules": ["q_proj"]}, "33 is more than 32, the smaller side of model.layers.0.self_attn.q_proj"),
+        ({"target_modules": ["lm_head"]}, "lm_head is no linear layer of this model, its head aside"),
+        ({"rank": 17}, "17 is more than 16, the smaller side of model.layers.0.self_attn.k_proj"),
     ],
     ids=str,
 )
@@ -140,8 +139,8 @@ def test_an_adapter_of_peft_that_is_the_configurations_has_the_scale_of_peft(
     ("settings", "lora", "said"),
     [
         ({}, {"rank": 8}, "model.lora.rank: 8 here, 4 in model.lora.init_from"),
-        ({"lora_alpha": 16}, {"alpha": 4.0}, "(lora_alpha 16 / r 4); set it to 16.0"),
-        ({"lora_alpha": 16, "use_rslora": True}, {}, "(lora_alpha 16 / sqrt(r 4), as use_rslora is true); set it to 32.0"),
+        ({"lora_alpha": 16}, {"alpha": 4.0}, "the scale is 1 here, and 4 in"),
+        ({"lora_alpha": 16, "use_rslora": True}, {}, "set it to 32.0"),
         ({}, {"target_modules": None}, "model.lora.target_modules: names other layers than those of model.lora.init_from"),
         ({}, {"target_modules": ["q_proj"]}, "set it to [q_proj, v_proj]"),
         ({"layers_to_transform": [1]}, {}, "among them model.layers.0.self_attn.q_proj, model.layers.0.self_attn.v_proj"),
@@ -149,8 +148,8 @@ def test_an_adapter_of_peft_that_is_the_configurations_has_the_scale_of_peft(
         ({"modules_to_save": ["o_proj"]}, {}, "modules_to_save: ['o_proj'] has no counterpart here"),
         ({"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern: "),
         ({"alpha_pattern": {"q_proj": 2}}, {}, "alpha_pattern: "),
-        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights: 'pissa' began by changing the model's own weights"),
-        ({"bias": "lora_only"}, {}, "bias: 'lora_only'"),
+        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights: 'pissa' has no counterpart here"),
+        ({"bias": "lora_only"}, {}, "bias: 'lora_only' has no counterpart here"),
     ],
     ids=str,
 )
@@ -165,62 +164,34 @@ def test_an_adapter_that_is_not_the_configurations_is_refused_by_its_key(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"peft_type": "IA3"}, "peft_type: 'IA3' is not LORA"),
-        ({"r": 0}, "r: 0 is no rank"),
-        ({"r": "8"}, "r: '8' is no rank"),
-        ({"lora_alpha": None}, "lora_alpha: None must be a number above 0"),
+        ({"peft_type": "IA3"}, "peft_type: 'IA3' has no counterpart here"),
+        ({"r": 0}, "adapter_config.json cannot be used"),
+        ({"lora_alpha": None}, "adapter_config.json cannot be used"),
         ({"use_something_new": True}, "use_something_new: True has no counterpart here"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices: [1] has no counterpart here"),
-        ({"r": 8}, "A (4, 32) and B (32, 4) of model.layers.0.self_attn.q_proj are not 8 x inputs"),
     ],
     ids=str,
 )
-def test_a_configuration_that_is_not_plain_lora_or_not_that_of_the_weights(start: Write, settings: Any, said: str) -> None:
+def test_a_configuration_that_is_not_plain_lora(start: Write, settings: Any, said: str) -> None:
     with pytest.raises(ModelError) as caught:
         read_adapter(changed(start(), **settings))
     assert said in str(caught.value)
 
 
-def stored(shapes: dict[str, list[int]], dtype: torch.dtype = torch.float32) -> Callable[[Path], Any]:
-    """Return what writes other tensors in the place of the weights."""
-    return lambda folder: save_file(
-        {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}, folder / ADAPTER_WEIGHTS
-    )
-
-
-A, B = "base_model.model.m.lora_A.weight", "base_model.model.m.lora_B.weight"
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "file"),
     [
-        (lambda folder: (folder / ADAPTER_CONFIG).unlink(), "has no adapter_config.json"),
-        (lambda folder: (folder / ADAPTER_WEIGHTS).unlink(), "has no adapter_model.safetensors"),
-        (lambda folder: (folder / ADAPTER_CONFIG).write_text("[1]"), "adapter_config.json cannot be read"),
-        (lambda folder: os.truncate(folder / ADAPTER_WEIGHTS, 1000), "adapter_model.safetensors cannot be used"),
-        (stored({}), "(it is empty)"),
-        (stored({A: [4, 8]}), "A (4, 8) and B None of m are not 4 x inputs"),
-        (stored({"x": [4]}), "x of the type F32 is neither A nor B of a module"),
-        (stored({A: [4, 8], B: [8, 4]}, torch.int8), "of the type I8 is neither"),
-        (stored({A: [4], B: [8, 4]}), "A (4,) and B (8, 4) of m are not"),
+        (lambda folder: (folder / ADAPTER_CONFIG).unlink(), ADAPTER_CONFIG),
+        (lambda folder: (folder / ADAPTER_WEIGHTS).unlink(), ADAPTER_WEIGHTS),
+        (lambda folder: (folder / ADAPTER_CONFIG).write_text("[1]"), ADAPTER_CONFIG),
+        (lambda folder: os.truncate(folder / ADAPTER_WEIGHTS, 1000), ADAPTER_WEIGHTS),
+        (lambda folder: save_file({"x": torch.zeros(4)}, folder / ADAPTER_WEIGHTS), ADAPTER_WEIGHTS),
     ],
 )
-def test_a_damaged_folder_is_refused_by_its_file(start: Write, change: Callable[[Path], Any], said: str) -> None:
+def test_a_damaged_folder_is_refused_by_its_file(start: Write, change: Callable[[Path], Any], file: str) -> None:
     folder = start()
     change(folder)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match=rf"adapter {folder}: {file} cannot be used"):
         read_adapter(folder)
-    assert str(caught.value).startswith(f"adapter {folder}: ")
-    assert said in str(caught.value)
-
-
-def test_a_number_that_is_none_is_found(start: Write) -> None:
-    folder = start()
-    assert not_finite(folder) is None
-    weights = load_file(folder / ADAPTER_WEIGHTS)
-    name = next(iter(weights))
-    save_file({**weights, name: torch.full_like(weights[name], float("nan"))}, folder / ADAPTER_WEIGHTS)
-    assert name in str(not_finite(folder))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +213,9 @@ def test_an_adapter_of_another_model(config: Make, start: Write, tiny_model: Any
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("/nowhere at all", "model.lora.init_from '/nowhere at all': is neither a folder nor a hub id such as org/name"),
+        ("/nowhere at all", "model.lora.init_from '/nowhere at all': is no folder"),
         ("nobody/nothing", "is no folder, is not in the hub's cache on this machine, and the hub does not give it"),
-        (None, f"model.lora.init_from: adapter {{folder}}: has no {ADAPTER_CONFIG}"),  # the model's own folder
+        (None, f"model.lora.init_from: adapter {{folder}}: {ADAPTER_CONFIG} cannot be used"),  # the model's own folder
     ],
 )
 def test_what_is_no_adapter_is_refused(config: Make, tiny_model_dir: Path, source: str | None, said: str) -> None:

@@ -2,39 +2,21 @@
 
 from itertools import pairwise
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.policy.forward import microbatches
-from grpo_core.training.batch import Rollouts, split_minibatches
-from grpo_core.types import Prompt
+from grpo_core.training.batch import split_minibatches
+from tests.policies import completions_of
 
 SETTINGS = settings(max_examples=60)
 
 
 def batch_of(prompt_lengths, completion_lengths):
     """A batch of which only the lengths matter."""
-    group_size, width = len(completion_lengths) // len(prompt_lengths), max(completion_lengths)
-    mask = torch.arange(width) < torch.tensor(completion_lengths).unsqueeze(1)
-    prompts = [
-        Prompt(id=number, content="", text="", token_ids=(7,) * length, columns={})
-        for number, length in enumerate(prompt_lengths)
-    ]
-    rows = len(completion_lengths)
-    return Rollouts(
-        prompts=tuple(prompts),
-        group_size=group_size,
-        texts=("",) * rows,
-        completion_ids=torch.zeros(rows, width, dtype=torch.long),
-        completion_mask=mask,
-        loss_mask=mask,
-        truncated=torch.zeros(rows, dtype=torch.bool),
-        sampling_per_token_logps=torch.zeros(rows, width),
-        rewards=torch.zeros(rows),
-        rewards_by_function={},
-        group_advantages=torch.zeros(rows),
-    )
+    group = len(completion_lengths) // len(prompt_lengths)
+    of_rows = [row // group for row in range(len(completion_lengths))]
+    return completions_of([(7,) * one for one in prompt_lengths], of_rows, [(7,) * one for one in completion_lengths])[0]
 
 
 def cost(batch, rows):
@@ -70,10 +52,6 @@ def test_micro_batches_cover_the_rows_once_in_order_within_the_budget(data, budg
         assert len(piece) == 1 or cost(batch, piece) <= budget
     for piece, following in pairwise(pieces):
         assert cost(batch, [*piece, following[0]]) > budget  # no piece could have held more
-
-
-def test_one_minibatch_is_all_rows_in_order():
-    assert split_minibatches(5, 1, seed=3, step=1, epoch=0) == [[0, 1, 2, 3, 4]]
 
 
 @SETTINGS

@@ -26,26 +26,17 @@ from grpo_core.policy.fast import grouped
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
-from grpo_core.types import ModelInput
-from tests.policies import policy_of, sampled
+from tests.policies import completions_of, policy_of, sampled
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, gradients, model, naive
 
 __all__ = ["model"]
 ROWS = {"lengths": (3, 6, 9), "group_size": 4, "tokens": 12}
-CPU = torch.device("cpu")
 SMALL = {"vocab_size": 128, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA_LIKE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
 
 
-def laid_out(prompts, prompt_of_row, completions):
-    width = max(map(len, completions))
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in completions])
-    mask = torch.arange(width) < torch.tensor(list(map(len, completions))).unsqueeze(1)
-    return GroupedTokens.of(prompts, torch.tensor(prompt_of_row), ids, mask, CPU)
-
-
 def without_padding(model, prompts, prompt_of_row, completions, temperature=1.0):
-    hidden = grouped_hidden(model, laid_out(prompts, prompt_of_row, completions))
+    hidden = grouped_hidden(model, GroupedTokens.of(*completions_of(prompts, prompt_of_row, completions)))
     return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)[0]
 
 
@@ -55,7 +46,7 @@ def without_padding(model, prompts, prompt_of_row, completions, temperature=1.0)
     [
         (PROMPTS, PROMPT_OF_ROW, COMPLETIONS),
         (PROMPTS, (0, 1, 2), ((50,), (51,), (52,))),
-        ((ModelInput((7,)),), (0, 0, 0), ((50, 51), (52,), (53, 54, 55))),
+        (((7,),), (0, 0, 0), ((50, 51), (52,), (53, 54, 55))),
         (PROMPTS, (2, 0, 2, 1), ((50, 51, 9, 9, 9), (52,), (53, 54), (55, 56))),
     ],
     ids=["several lengths", "one token each", "one prompt of one token", "rows in any order"],
@@ -133,7 +124,7 @@ def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_ri
     completions = sampled(found, **ROWS)
     expected = naive(
         other,
-        [prompt.model_input for prompt in completions.prompts],
+        [prompt.token_ids for prompt in completions.prompts],
         [row // 4 for row in range(12)],
         [ids[keep].tolist() for ids, keep in zip(completions.completion_ids, completions.completion_mask, strict=True)],
     )

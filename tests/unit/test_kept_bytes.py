@@ -5,11 +5,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.config import load_config
-from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.run.memory import layer_bytes
 from grpo_core.run.sizes import ModelShape, adapter_size
-from grpo_core.types import Prompt
-from tests.policies import adapted, policy_of
+from tests.policies import adapted, completions_of, policy_of
 
 PROMPTS, ROWS, PROMPT_TOKENS, COMPLETION_TOKENS = 2, 6, 20, 30
 SIZES = {
@@ -29,18 +27,9 @@ def kept(layers, dtype, padded, lora=None):
     policy = policy_of(model, dtype=dtype, padded=padded)
     if lora is not None:
         policy = adapted(policy, lora)
-    ids = torch.randint(5, 99, (ROWS, COMPLETION_TOKENS))
-    prompts = tuple(
-        Prompt(id=number, content="", text="", token_ids=tuple(range(5, 5 + PROMPT_TOKENS)), columns={})
-        for number in range(PROMPTS)
-    )
-    completions = SampledCompletions(
-        prompts=prompts,
-        group_size=ROWS // PROMPTS,
-        completion_ids=ids,
-        completion_mask=torch.ones_like(ids, dtype=torch.bool),
-        sampling_per_token_logps=torch.zeros(ids.shape),
-    )
+    ids = torch.randint(5, 99, (ROWS, COMPLETION_TOKENS)).tolist()
+    of_rows = [row * PROMPTS // ROWS for row in range(ROWS)]
+    completions, rows = completions_of([range(5, 5 + PROMPT_TOKENS)] * PROMPTS, of_rows, ids)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found, alive = {}, []
 
@@ -52,7 +41,7 @@ def kept(layers, dtype, padded, lora=None):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        policy.forward(completions, list(range(ROWS)))
+        policy.forward(completions, rows)
     return sum(found.values())
 
 

@@ -20,14 +20,6 @@ def state():
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_attention_of_cudnn_is_never_chosen(deterministic):
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    choose_kernels(deterministic=deterministic)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled()
-
-
 def test_a_warning_is_enough_outside_of_the_trainers_passes_and_not_inside():
     choose_kernels(deterministic=True)
     assert state() == (True, True)

@@ -76,12 +76,6 @@ def test_factors_as_large_as_their_product_become_a_matrix():
     assert kinds == [(LowRank, 0.0), (LowRank, 0.0), (Full, 0.0), (Full, 0.0)]
 
 
-def test_what_is_applied_is_the_matrix():
-    x, delta = torch.randn(5, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(9)), low_rank(4)
-    torch.testing.assert_close(delta.applied(x), x @ delta.dense().T)
-    torch.testing.assert_close(Full(matrix=delta.dense()).applied(x), x @ delta.dense().T)
-
-
 def test_the_distance_of_large_matrices_is_not_lost_in_single_precision():
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randn(*shape, generator=generator) for shape in ((4, 1536), (4096, 4)))

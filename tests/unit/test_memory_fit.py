@@ -55,15 +55,6 @@ def test_the_largest_micro_batch_is_that_of_the_longest_rows(limit, tokens, of_c
     assert pass_tokens(settings) == (tokens, of_completions)
 
 
-def test_gradients_count_where_there_are_several_micro_batches():
-    one, two = config(training__microbatch_tokens=10**6), config(training__microbatch_tokens=1000)
-    large = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"]
-    whole, cut = (memory_need(settings, large, padded=True) for settings in (one, two))
-    assert cut.update - cut.states > 4 * large.parameters
-    assert pass_tokens(two) < pass_tokens(one)
-    assert whole.rollout == cut.rollout
-
-
 @pytest.mark.parametrize("gigabytes", [19, 24, 30, 50])
 def test_proposed_settings_fit_and_are_the_largest_that_do(gigabytes):
     asked = {"training.microbatch_tokens": 65536, "training.rollout_rows": 256}
@@ -81,14 +72,6 @@ def test_proposed_settings_fit_and_are_the_largest_that_do(gigabytes):
     assert fit(**values).too_large == ()
     assert "update" in fit(**{**values, "training.microbatch_tokens": values["training.microbatch_tokens"] + 256}).too_large
     assert all(SETTINGS[phase] in warning for phase, warning in zip(first.too_large, first.warnings(), strict=True))
-
-
-def test_where_nothing_would_fit_nothing_is_proposed():
-    asked = load_config("gsm8k_qwen25_1.5b_80gb", {})
-    fit = fit_of(asked, KNOWN_SHAPES[asked.model.source], 16 * 10**9)
-    assert set(fit.fitting.values()) == {None}
-    assert "no training.rollout_rows is small enough" in fit.warnings()[0]
-    assert "no training.microbatch_tokens is small enough" in fit.warnings()[-1]
 
 
 def test_gradient_checkpointing_is_proposed_with_what_the_update_needs_then():

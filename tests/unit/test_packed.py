@@ -58,22 +58,6 @@ def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(lar
 
 
 @needs_avx512
-def test_large_matrices_are_packed_and_afterwards_the_model_is_as_it_was(large):
-    before = {name: parameter.clone() for name, parameter in large.named_parameters()}
-    expected = logps(large, IDS)
-    linears = [module for module in large.modules() if isinstance(module, nn.Linear)]
-    with prepared_weights(large, "float32"):
-        taken = [module for module in linears if "forward" in vars(module)]
-    assert taken == [module for module in linears if module.weight.numel() >= packed.LEAST_WEIGHTS]
-    assert 0 < len(taken) < len(linears)
-    with pytest.raises(ZeroDivisionError), prepared_weights(large, "float32"):
-        _ = 1 / 0
-    assert not any("forward" in vars(module) for module in linears)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in large.named_parameters())
-    assert torch.equal(logps(large, IDS), expected)
-
-
-@needs_avx512
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sampling_repeats_and_its_logps_are_the_plain_ones(large, dtype):
     policy = policy_of(large, dtype=dtype, packed=why_plain(large, dtype) is None)

@@ -5,10 +5,11 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo_core.algorithm.logprobs import token_logps
-from grpo_core.policy.forward import completion_hidden, encode_prompts, vocabulary_head
+from grpo_core.policy.forward import encode_prompts, rows_hidden, vocabulary_head
 from grpo_core.types import ModelInput
+from tests.policies import completions_of
 
-PROMPTS = tuple(map(ModelInput, ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))))
+PROMPTS = ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))
 COMPLETIONS = ((50, 51, 52), (53,), (54, 55, 56, 57, 58), (59, 60), (61, 62, 63), (64, 65, 66, 67))
 PROMPT_OF_ROW = (0, 0, 1, 1, 2, 0)
 
@@ -23,24 +24,16 @@ def model(tiny_model):
     return tiny_model.double()
 
 
-def padded(completions):
-    width = max(map(len, completions))
-    ids = torch.tensor([[*row, *[1] * (width - len(row))] for row in completions])
-    mask = torch.arange(width) < torch.tensor([len(row) for row in completions]).unsqueeze(1)
-    return ids, mask
-
-
 def shared(model, prompts, prompt_of_row, completions, temperature=1.0):
-    ids, mask = padded(completions)
-    hidden = completion_hidden(model, prompts, torch.tensor(prompt_of_row), ids, mask)
-    return token_logps(hidden[mask], vocabulary_head(model), ids[mask], temperature)[0]
+    hidden = rows_hidden(model, *completions_of(prompts, prompt_of_row, completions))
+    return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)[0]
 
 
 def naive(model, prompts, prompt_of_row, completions, temperature=1.0):
     """One row at a time, the prompt written out before its completion, no cache and no padding."""
     parts = []
     for number, completion in zip(prompt_of_row, completions, strict=True):
-        ids = torch.tensor([[*prompts[number].token_ids, *completion]])
+        ids = torch.tensor([[*prompts[number], *completion]])
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompts[number]) - 1 : -1]
         logps = torch.log_softmax(logits / temperature, dim=-1)
         parts.append(logps.gather(1, torch.tensor(completion).unsqueeze(1)).squeeze(1))
@@ -61,28 +54,17 @@ def test_values_and_parameter_gradients_are_those_of_repeated_prompts(model, tem
     torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-10)
 
 
-def test_completions_of_one_token_need_the_prompt_alone(model):
-    completions = ((50,), (51,), (52,))
-    ours, theirs = (run(model, PROMPTS, (0, 1, 1), completions) for run in (shared, naive))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-10)
-
-
 def test_what_pads_a_completion_is_irrelevant(model):
-    ids, mask = padded(COMPLETIONS)
-    rows = torch.tensor(PROMPT_OF_ROW)
-    expected = completion_hidden(model, PROMPTS, rows, ids, mask)[mask]
-    other = torch.where(mask, ids, 77)
-    wider = torch.nn.functional.pad(other, (0, 3), value=33), torch.nn.functional.pad(mask, (0, 3))
-    assert torch.equal(completion_hidden(model, PROMPTS, rows, other, mask)[mask], expected)
-    torch.testing.assert_close(completion_hidden(model, PROMPTS, rows, *wider)[wider[1]], expected, rtol=0, atol=1e-12)
+    given = (PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
+    expected, found = (rows_hidden(model, *completions_of(*given, pad=pad)) for pad in (1, 77))
+    assert torch.equal(found, expected)
 
 
 def test_every_prompt_ends_where_a_plain_pass_over_it_ends(model):
     with torch.no_grad():
-        prefix = encode_prompts(model, PROMPTS)
+        prefix = encode_prompts(model, list(map(ModelInput, PROMPTS)), torch.arange(3))
         for row, prompt in enumerate(PROMPTS):
-            alone = model.base_model(input_ids=torch.tensor([prompt.token_ids])).last_hidden_state[0, -1]
+            alone = model.base_model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
             torch.testing.assert_close(prefix.last_hidden[row], alone, rtol=0, atol=1e-12)
 
 

@@ -28,11 +28,6 @@ def test_seed_stream_and_step_give_other_numbers(changed):
     assert not np.isin(uniforms(**changed), uniforms()).any()
 
 
-def test_neighbouring_steps_do_not_overlap_in_long_completions():
-    # The step is a counter word above the position: 1,000 draws at step 2 must not run into those of step 3.
-    assert not np.isin(uniforms(ROWS, 1000, step=2), uniforms(ROWS, 1000, step=3)).any()
-
-
 def test_numbers_are_uniform_in_0_to_1():
     numbers = uniforms([(prompt, 0) for prompt in range(500)], 20).ravel()
     assert 0 <= numbers.min() < numbers.max() < 1

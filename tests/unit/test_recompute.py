@@ -6,17 +6,16 @@ import pytest
 import torch
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.forward import completion_hidden, recomputing, refuse_other_layers
-from tests.policies import policy_of, sampled
+from grpo_core.policy.forward import recomputing, refuse_other_layers, rows_hidden
+from tests.policies import completions_of, policy_of, sampled
 from tests.unit.test_grouped import EITHER, FITTING, OTHERS, ROWS
-from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, model, naive, padded
+from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, model, naive
 
 assert model  # a fixture: the tiny model in float64
 
 
 def hidden_of(model, *, again):
-    ids, mask = padded(COMPLETIONS)
-    return completion_hidden(model, PROMPTS, torch.tensor(PROMPT_OF_ROW), ids, mask, replayed=again)[mask]
+    return rows_hidden(model, *completions_of(PROMPTS, PROMPT_OF_ROW, COMPLETIONS), replayed=again)
 
 
 def weighted(values):
@@ -45,8 +44,8 @@ def test_gradients_are_those_of_rows_with_prompts_of_their_own(model):
     with recomputing(model):
         found = hidden_of(model, again=True)
     head = model.get_output_embeddings()
-    ids, mask = padded(COMPLETIONS)
-    logps = torch.log_softmax(head(found), dim=-1).gather(1, ids[mask].unsqueeze(1)).squeeze(1)
+    tokens = torch.tensor([token for row in COMPLETIONS for token in row])
+    logps = torch.log_softmax(head(found), dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
     theirs = naive(model, PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
     torch.testing.assert_close(logps, theirs, rtol=0, atol=1e-10)
     torch.testing.assert_close(gradients(model, logps), gradients(model, theirs), rtol=1e-9, atol=1e-10)

@@ -29,14 +29,6 @@ def assert_weights(model, expected, tolerance=0.0):
     torch.testing.assert_close(weights(model), expected, rtol=0, atol=tolerance)
 
 
-def test_the_reference_stays_fixed_while_the_policy_moves(policy):
-    before = weights(policy)
-    reference = Reference(policy)
-    move(policy, 0.5)
-    assert_weights(reference.current, before)
-    assert (reference.has_moved, reference.sync_count, reference.last_sync_step) == (False, 0, 0)
-
-
 def test_the_distance_is_the_euclidean_norm_over_all_weights(policy):
     reference = Reference(policy)
     assert reference.distance(policy) == 0.0

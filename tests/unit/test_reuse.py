@@ -10,7 +10,7 @@ import pytest
 
 from grpo_core.evaluation.__main__ import main
 from grpo_core.evaluation.held_out import evaluate_if_needed, evaluation_identity
-from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.journal import read_journal
 
 Identify = Callable[..., str | None]

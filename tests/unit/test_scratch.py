@@ -1,6 +1,5 @@
 """The model made from nothing: its recipe alone decides it, and it can do a third of what it is trained for."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from grpo_core.data.prepare import read_prompts
 from grpo_core.evaluation.runner import open_evaluator
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.sources import scratch
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.find import is_made, load_tokenizer, resolve_model, weights_digest
 from grpo_core.policy.sources.scratch import IGNORED, OPENING, build_tokenizer, supervised_batch
-from grpo_core.policy.sources.weight_files import weights_digest
-from grpo_core.policy.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -29,14 +26,14 @@ def short_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_is_made_once_always_the_same_and_leaves_torch_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not scratch.is_made("scratch:sums")
+    assert not is_made("scratch:sums")
     torch.manual_seed(3)
     expected, threads = torch.rand(4), torch.get_num_threads()
     torch.manual_seed(3)
     folder = resolve_model("scratch:sums")
     assert torch.equal(torch.rand(4), expected)
     assert torch.get_num_threads() == threads
-    assert scratch.is_made("scratch:sums")
+    assert is_made("scratch:sums")
     made = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve_model("scratch:sums") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
@@ -60,19 +57,6 @@ def test_prompts_and_answers_come_back_from_their_tokens_and_answers_alone_are_t
     assert ids.shape == labels.shape == (2, 12 + 5)
     assert [tokenizer.decode(row[row != IGNORED]) for row in labels] == ["12<|end|>", "-9 =<|end|>"]
     assert torch.equal(labels[0, 12:15], ids[0, 12:15])
-
-
-def test_taught_answers_are_right_and_go_on_as_often_as_the_recipe_says() -> None:
-    numbers = random.Random(1)
-    shares: dict[str, list[bool]] = {"+": [], "-": []}
-    for prompt, answer in (scratch.draw_problem(numbers) for _ in range(4000)):
-        words = prompt.removeprefix(OPENING).split()
-        first, second = (int(words[index] + words[index + 1]) for index in (1, 3))
-        assert int(answer.removesuffix(" =")) == int(words[0]) + first + second
-        shares[words[1]].append(answer.endswith(" ="))
-    # Four standard errors of 2,000 draws each: 0.044 and 0.036.
-    assert sum(shares["+"]) / len(shares["+"]) == pytest.approx(0.4, abs=0.044)  # loose: a share of random draws
-    assert sum(shares["-"]) / len(shares["-"]) == pytest.approx(0.8, abs=0.036)  # loose: a share of random draws
 
 
 def test_the_preset_holds_out_prompts_that_were_never_seen_and_a_third_is_right_after_the_warm_start() -> None:

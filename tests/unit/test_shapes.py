@@ -13,10 +13,9 @@ from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.kl import full_kl
 from grpo_core.algorithm.loss import Denominators, grpo_loss
 from grpo_core.algorithm.masking import completion_mask
-from grpo_core.policy.forward import completion_hidden
+from grpo_core.policy.forward import scatter
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.update import clipped_tokens
-from grpo_core.types import ModelInput
 
 ROOT = Path(__file__).parents[2]
 MASK = torch.ones(4, 3, dtype=torch.bool)
@@ -64,7 +63,7 @@ def test_every_package_with_shapes_is_checked(tiny_model):
     with pytest.raises(TypeCheckError, match="completion_ids"):
         completion_mask(torch.zeros(2, 3), [1])
     with pytest.raises(TypeCheckError, match="mask"):
-        completion_hidden(tiny_model, [ModelInput((5, 6))], torch.zeros(4, dtype=torch.long), MASK.long(), MASK[:, :2])
+        scatter(torch.zeros(4), MASK[0], 3)
     with pytest.raises(TypeCheckError, match="advantages"):
         clipped_tokens(LOGPS, torch.zeros(3), MASK, object())
 

@@ -161,12 +161,6 @@ def test_each_option_of_the_loss_reaches_it(tiny_model, batch, options):
     assert reported != pytest.approx(witness(), abs=1e-3)  # and the option makes a difference here
 
 
-@pytest.mark.parametrize(("epochs", "minibatches", "needed"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, True)])
-def test_only_a_single_update_can_do_without_the_old_logps(tiny_model, epochs, minibatches, needed):
-    one = updater(tiny_model, epochs_per_rollout=epochs, minibatches=minibatches)
-    assert (one.single_update, one.needs_old_logps) == (not needed, needed)
-
-
 def test_the_first_logps_are_those_before_the_later_epochs(tiny_model, batch):
     logps, entropy = logps_of(tiny_model, batch)
     result = updater(tiny_model, lr=0.5, epochs_per_rollout=2).update(trained_on(batch, logps, logps), step=1)
@@ -226,12 +220,6 @@ def test_the_schedule_advances_with_every_optimizer_step(tiny_model, batch):
     logps, _ = logps_of(tiny_model, batch)
     halving = updater(tiny_model, lr=0.5, factor=lambda index: 0.5**index, epochs_per_rollout=3)
     assert [report.lr for report in halving.update(trained_on(batch, logps, logps), step=1).steps] == [0.5, 0.25, 0.125]
-
-
-def test_no_gradient_is_left_behind(tiny_model, batch):
-    logps, _ = logps_of(tiny_model, batch)
-    updater(tiny_model).update(trained_on(batch, logps, None), step=1)
-    assert all(parameter.grad is None for parameter in tiny_model.parameters())
 
 
 def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
@@ -409,11 +397,3 @@ def test_rows_that_pull_at_something_are_run_with_gradient(tiny_model, batch, mo
     passes, _, change = rows_with_gradient(tiny_model, with_advantages(batch, advantages), monkeypatch, **loss)
     assert (sorted(passes[True]), passes[False]) == ([0, 1, 2, 3], [])
     assert bool(change.any()) is (loss["beta"] > 0)
-
-
-def test_an_advantage_of_a_single_token_is_one_of_its_row(tiny_model, batch):
-    logps, _ = logps_of(tiny_model, batch)
-    per_token = torch.zeros(4, 4)
-    per_token[1, 0] = 0.5
-    trained = trained_on(batch, logps, None, advantages=per_token)
-    assert updater(tiny_model, beta=0.0)._split(trained, [0, 1, 3]) == ([1], [0, 3])

@@ -1,33 +1,31 @@
 """What needs no vLLM: the verdict on a probe, seeds, the weights' file, the client's answers to a server that misbehaves."""
 
 import asyncio
+import contextlib
+import copy
 import http.server
 import itertools
 import json
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tenacity import wait_none
 
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError, TrainingError
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
-from grpo_core.generation.vllm.client import VllmClient
-from grpo_core.generation.vllm.engine import Request
+from grpo_core.generation.vllm.client import Completion, Request, VllmClient
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
-from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.weights import ProbeLogps, judge, probe_of, weights_file, weights_of
-from grpo_core.types import ModelInput
+from grpo_core.generation.vllm.sampler import ProbeLogps, VllmSampler, judge, manifest_of, request_seed, weights_file
+from grpo_core.types import ModelInput, Prompt
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
@@ -81,11 +79,6 @@ def test_in_bfloat16_no_rounding_makes_new_weights_old_ones() -> None:
     assert 0.5 < found["followed"] < 0.51
 
 
-def test_the_probe_is_the_first_prompts_each_once() -> None:
-    assert probe_of([(1, 2, 3), (4,), (1, 2, 3), (5, 6, 7), (8, 9)], most=3) == [(1, 2, 3), (5, 6)]
-    assert probe_of([(1, 2, 3)] * 1000) == [(1, 2, 3)]
-
-
 def test_the_seeds_of_neighbours_are_far_apart_and_none_is_there_twice() -> None:
     seeds = [
         request_seed(RandomKey(seed=seed, stream=stream, step=step), prompt, index)
@@ -98,32 +91,32 @@ def test_the_seeds_of_neighbours_are_far_apart_and_none_is_there_twice() -> None
 
 def test_the_file_holds_what_the_manifest_says_and_is_gone_afterwards(tiny_model: Any, tmp_path: Path) -> None:
     policy = policy_of(tiny_model)
-    weights = weights_of(policy)
+    manifest = manifest_of(policy)
     with weights_file(policy, tmp_path) as path:
         tensors = load_file(path)
         assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
-            name: entry["shape"] for name, entry in weights.manifest.items()
+            name: entry["shape"] for name, entry in manifest.items()
         }
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.parent.exists()
-    assert "lm_head.weight" not in weights.manifest  # tied
+    assert "lm_head.weight" not in manifest  # tied
     with torch.no_grad():
         tiny_model.model.norm.weight.add_(1e-3)
-    changed = weights_of(policy).manifest
-    assert [name for name in changed if changed[name] != weights.manifest[name]] == ["model.norm.weight"]
+    changed = manifest_of(policy)
+    assert [name for name in changed if changed[name] != manifest[name]] == ["model.norm.weight"]
 
 
 def test_weights_that_are_not_finite_are_not_sent(tiny_model: Any) -> None:
     with torch.no_grad():
         tiny_model.model.norm.weight[0] = math.inf
     with pytest.raises(TrainingError, match=r"not sent to the server: model\.norm\.weight"):
-        weights_of(policy_of(tiny_model))
+        manifest_of(policy_of(tiny_model))
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    """Answers each path with the next of its (status, body); the last one is repeated."""
+    """Answers each path with its (status, body)."""
 
-    script: dict[str, list[tuple[int, Any]]]
+    script: dict[str, tuple[int, Any]]
     asked: list[str]
 
     def do_POST(self) -> None:
@@ -132,10 +125,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
-        answers = self.script.get(self.path, [(200, {})])
-        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
-        if callable(body):
-            body = body()
+        status, body = self.script.get(self.path, (200, {}))
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(content)))
@@ -147,9 +137,8 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmClient, type[Scripted]]]:
-    """A client, and the handler of a server that follows a script; retries do not wait."""
-    monkeypatch.setattr(client_module, "wait_exponential", lambda **_: wait_none())
+def server() -> Iterator[tuple[VllmClient, type[Scripted]]]:
+    """A client, and the handler of a server that follows a script."""
     handler = type("Handler", (Scripted,), {"script": {}, "asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
@@ -165,58 +154,31 @@ def completion(**changed: Any) -> dict[str, Any]:
 
 def test_a_completion_is_its_tokens_and_their_log_probabilities(server: Any) -> None:
     client, handler = server
-    handler.script["/v1/completions"] = [(200, completion())]
+    handler.script["/v1/completions"] = (200, completion())
     [found] = client.complete([REQUEST], SETTINGS, [1])
-    assert (found.token_ids, found.logps, found.truncated) == ((5, 1), (-0.5, -0.25), False)
+    assert (found.token_ids, found.logps) == ((5, 1), (-0.5, -0.25))
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "why", "times"),
+    ("status", "body", "error", "why"),
     [
-        ([(500, b"boom")], ServerGoneError, "refused with 500", 3),
-        ([(500, b"boom"), (200, completion())], None, "", 2),
-        ([(400, {"error": "context"})], SamplerError, "refused with 400", 1),
-        ([(200, b"<html>")], SamplerError, "no answer of a vLLM server", 1),
-        ([(200, {"choices": []})], SamplerError, "no answer of a vLLM server", 1),
-        ([(200, completion(finish_reason="abort"))], ServerGoneError, "cut off", 1),
-        ([(200, completion(token_ids=[5, 6]))], ServerGoneError, "cut off", 1),
+        (500, b"boom", ServerGoneError, "refused with 500.*boom"),
+        (400, {"error": "context"}, SamplerError, "refused with 400"),
+        (200, completion(finish_reason="abort"), ServerGoneError, "cut off"),
     ],
 )
-def test_what_a_server_may_answer(server: Any, answers: Any, error: Any, why: str, times: int) -> None:
+def test_what_a_server_may_answer(server: Any, status: int, body: Any, error: type[SamplerError], why: str) -> None:
     client, handler = server
-    handler.script["/v1/completions"] = answers
-    if error is None:
+    handler.script["/v1/completions"] = (status, body)
+    with pytest.raises(error, match=why) as caught:
         client.complete([REQUEST], SETTINGS, [1])
-    else:
-        with pytest.raises(error, match=why):
-            client.complete([REQUEST], SETTINGS, [1])
-    assert handler.asked == ["/v1/completions"] * times
-
-
-def test_a_server_that_does_not_answer_in_time_is_not_asked_again(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, handler = server
-    monkeypatch.setattr(client_module, "COMPLETION_SECONDS", 0.2)
-    released = threading.Event()
-    handler.script["/v1/completions"] = [(200, lambda: released.wait(60) and completion())]
-    with pytest.raises(ServerGoneError, match="ReadTimeout"):
-        client.complete([REQUEST], SETTINGS, [1])
-    released.set()
-    assert handler.asked == ["/v1/completions"]
-
-
-@pytest.mark.parametrize("answer", [[], {}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}, b"7"])
-def test_an_answer_that_is_none_is_refused(server: Any, answer: Any) -> None:
-    client, handler = server
-    handler.script |= {path: [(200, answer)] for path in ("/v1/completions", "/weight_info", "/v1/models")}
-    for ask in (lambda: client.prompt_logps([[1, 2, 3]]), client.weight_version, lambda: client.open_model(8)):
-        with pytest.raises(SamplerError):
-            ask()
+    assert caught.type is error
 
 
 def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: Any) -> None:
     client, handler = server
-    handler.script["/reset_prefix_cache"] = [(200, {"success": True})]
-    handler.script["/reset_encoder_cache"] = handler.script["/reset_mm_cache"] = [(200, b"")]
+    handler.script["/reset_prefix_cache"] = (200, {"success": True})
+    handler.script["/reset_encoder_cache"] = handler.script["/reset_mm_cache"] = (200, b"")
     client.load_weights("file", {}, "v1")
     assert handler.asked == [
         "/pause?mode=wait",
@@ -229,20 +191,88 @@ def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: 
         "/reset_mm_cache",
         "/resume",
     ]
-    handler.script["/reset_prefix_cache"] = [(200, {"success": False})]
+    handler.script["/reset_prefix_cache"] = (200, {"success": False})
     with pytest.raises(SamplerError, match="prefix cache was not emptied"):
         client.load_weights("file", {}, "v2")
 
 
 def test_the_servers_context_and_model_are_checked(server: Any) -> None:
     client, handler = server
-    handler.script["/v1/models"] = [(200, {"data": [{"id": "m", "max_model_len": 64}]})]
+    handler.script["/v1/models"] = (200, {"data": [{"id": "m", "max_model_len": 64}]})
     client.open_model(64)
     with pytest.raises(SamplerError, match="its context is 64 tokens"):
         client.open_model(65)
-    handler.script["/v1/models"] = [(200, {"data": []})]
-    with pytest.raises(SamplerError, match="with one model"):
-        client.open_model(1)
+    for answer in ({"data": []}, [], b"<html>"):
+        handler.script["/v1/models"] = (200, answer)
+        with pytest.raises(SamplerError, match="with one model"):
+            client.open_model(1)
+
+
+class Engine:
+    """A vLLM that has the weights of another policy, which it is given, and is lost at some calls."""
+
+    def __init__(self, policy: Any) -> None:
+        self.held, self.live, self.lost_at, self.calls, self.version = copy.deepcopy(policy), policy, set[int](), 0, "default"
+
+    def awake(self) -> Any:
+        return contextlib.nullcontext()
+
+    def weight_version(self) -> str:
+        return self.version
+
+    def load_weights(self, path: str, manifest: Any, version: str) -> None:
+        self.version = version
+        if not self.keeps_old:
+            self.held = copy.deepcopy(self.live)
+
+    keeps_old = False
+
+    def prompt_logps(self, prompts: Any) -> list[float]:
+        with torch.no_grad():
+            rows = [self.held.model(input_ids=torch.tensor([row])).logits[0].log_softmax(-1) for row in prompts]
+        return [float(row[at, token]) for row, ids in zip(rows, prompts, strict=True) for at, token in enumerate(ids[1:])]
+
+    def complete(self, requests: Any, settings: Any, end_tokens: Any) -> list[Completion]:
+        self.calls += 1
+        if self.calls in self.lost_at:
+            self.version = "default"
+            raise ServerGoneError("no answer")
+        return [Completion(token_ids=(5 + request.seed % 7, 1), logps=(-0.5, -0.25)) for request in requests]
+
+
+@pytest.fixture
+def sampling(tiny_model: Any, tmp_path: Path) -> tuple[Any, Engine, Callable[[], Any]]:
+    """(policy, engine, what samples two completions of each of two prompts)."""
+    policy = policy_of(tiny_model)
+    engine = Engine(policy)
+    prompts = [Prompt(id=one, content="", text="", token_ids=(5 + one, 7, 9), columns={}) for one in range(2)]
+    sampler = VllmSampler(lambda: engine, policy, [one.token_ids for one in prompts], folder=tmp_path)  # type: ignore[arg-type,return-value]
+    settings = SamplingSettings(group_size=2, max_completion_tokens=3)
+    return policy, engine, lambda: sampler.sample(prompts, settings, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
+
+
+def test_a_lost_server_is_given_the_weights_again_and_asked_for_the_same(sampling: Any) -> None:
+    _, engine, sample = sampling
+    whole = sample()
+    assert sample().figures.keys() == {"time/transfer_seconds"}  # it has the weights
+    engine.lost_at = {3, 4}
+    again = sample()
+    assert torch.equal(again.completion_ids, whole.completion_ids)
+    assert again.completion_mask.sum(dim=1).tolist() == [2, 2, 2, 2]
+    assert again.figures["sampler/probe/difference"] < 1e-5
+    engine.lost_at = set(range(100))
+    with pytest.raises(ServerGoneError, match="no answer"):
+        sample()
+
+
+def test_a_server_that_does_not_use_what_it_is_given_is_found_out(sampling: Any) -> None:
+    policy, engine, sample = sampling
+    sample()
+    engine.keeps_old = True
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(1.1)
+    with pytest.raises(StaleWeightsError, match="old weights"):
+        sample()
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_core.generation.vllm import server as server_module
+from grpo_core.generation.vllm import opening as server_module
 from grpo_core.generation.vllm.launch import ServerSettings
+from grpo_core.generation.vllm.opening import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.policy.policy import Policy
 from tests.conftest import CHARACTERS, build_tokenizer
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS

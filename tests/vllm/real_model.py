@@ -4,7 +4,7 @@ from pathlib import Path
 
 from grpo_core.policy.loading import eos_token_ids, load_model
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.sources.find import load_tokenizer
 from grpo_core.types import Prompt
 
 SOURCE = "bundled:smollm2-135m"

@@ -9,8 +9,8 @@ import torch
 
 from grpo_core.algorithm.kl import k3
 from grpo_core.errors import StaleWeightsError
+from grpo_core.generation.vllm.opening import VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy
 from tests.vllm.conftest import settings_of, started_faulty
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move

@@ -13,8 +13,8 @@ import torch
 from grpo_core.errors import ServerGoneError
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.generation.vllm.client import Completion, VllmClient
+from grpo_core.generation.vllm.opening import VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy
 from tests.vllm.conftest import settings_of
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move

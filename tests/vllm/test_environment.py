@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.generation.vllm.server import VllmServer
+from grpo_core.generation.vllm.opening import VllmServer
 from tests.vllm.conftest import ROOT, settings_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

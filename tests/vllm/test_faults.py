@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from grpo_core.errors import SamplerError, StaleWeightsError
 from grpo_core.generation.vllm import sampler as sampler_module
-from grpo_core.generation.vllm import weights as weights_module
 from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.policy import Policy
@@ -66,14 +65,14 @@ def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken
     sampler: VllmSampler, policy: Policy, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     move(policy)
-    save = weights_module.save_file
+    save = sampler_module.save_file
 
     def save_badly(tensors: dict[str, torch.Tensor], path: Path) -> None:
         save(tensors, path)
         spoil(path, how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weights_module, "save_file", save_badly)
+        patch.setattr(sampler_module, "save_file", save_badly)
         with pytest.raises(SamplerError, match="update_weights"):
             sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
@@ -82,7 +81,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken
 def test_weights_that_somebody_else_loads_are_noticed(sampler: VllmSampler, policy: Policy) -> None:
     client = sampler._engine
     assert isinstance(client, VllmClient)
-    client._post("/update_weight_version", {"new_version": "theirs"})
+    client._ask("POST", "/update_weight_version", {"new_version": "theirs"})
     drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)  # given again, since the server's are others
     assert drawn.figures["sampler/probe/difference"] < 1e-4
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo_core.config import apply_overrides, validate_config
+from grpo_core.generation.vllm.opening import VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import VllmServer
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from tests.conftest import build_values
 from tests.vllm.conftest import settings_of, started_faulty

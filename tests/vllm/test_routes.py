@@ -7,7 +7,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from grpo_core.generation.vllm.server import VllmServer
+from grpo_core.generation.vllm.opening import VllmServer
 
 CONTROL = {
     *("/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/sleep", "/weight_info", "/update_weight_version"),

@@ -17,8 +17,8 @@ from torch import Tensor
 from grpo_core.algorithm.kl import k3
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampler, SamplingSettings, Stream
+from grpo_core.generation.vllm.opening import VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy, TokenFigures
 from grpo_core.policy.sources.find import resolve_model
 from tests.vllm.conftest import settings_of

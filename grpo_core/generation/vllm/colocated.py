@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,17 +16,18 @@ import torch
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
-from grpo_core.errors import SamplerError, raised_as
-from grpo_core.generation.vllm.client import reported
-from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
+from grpo_core.errors import SamplerError
+from grpo_core.generation.vllm.client import INPUT_CACHES, Completion, Request, checked_completion
 from grpo_core.generation.vllm.launch import GIB, HEAD_IN_FLOAT32, process_variables
 
 if TYPE_CHECKING:
     from grpo_core.generation.sampler import SamplingSettings
 
+logger = logging.getLogger(__name__)
+
 
 class ColocatedVllm:
-    """vLLM in this process; one may be made in the life of a process."""
+    """vLLM in this process; one may be made in the life of a process. What it raises is vLLM's."""
 
     def __init__(self, config: RunConfig, model: Path) -> None:
         """Start it: it reads the model's folder, and has its weights.
@@ -33,13 +35,11 @@ class ColocatedVllm:
         Args:
             config: of the run.
             model: folder of the initial policy.
-
-        Raises:
-            SamplerError: it cannot be had here; the message is vLLM's.
         """
         settings, context = config.rollout.vllm, longest_row(config)
         os.environ.update({**process_variables(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"})
-        with _failures("start"), reported(lambda: "vLLM is starting in the training process"), _process_kept():
+        logger.info("vLLM is starting in the training process, which may take minutes")
+        with _process_kept():
             from vllm import LLM
 
             self._llm: Any = LLM(
@@ -64,22 +64,15 @@ class ColocatedVllm:
                 self._llm.sleep(level=1)
         self._sleeps = settings.sleep
 
-    def __str__(self) -> str:
-        """Return where it is."""
-        return "vLLM in the training process"
-
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
         """Inside, it has its memory; outside the trainer may have it: the weights are on the CPU, and the cache is gone."""
-        if not self._sleeps:
-            yield
-            return
-        with _failures("wake up"):
+        if self._sleeps:
             self._llm.wake_up()
         try:
             yield
         finally:
-            with _failures("go to sleep"):
+            if self._sleeps:
                 self._llm.sleep(level=1)
 
     def weight_version(self) -> str:
@@ -88,14 +81,13 @@ class ColocatedVllm:
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
         """See `VllmClient.load_weights`."""
-        with _failures("take the weights"):
-            self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"path": path, "manifest": manifest}})
-            self._llm.finish_weight_update(version)
-            if self._llm.reset_prefix_cache() is not True:
-                raise SamplerError(f"{self}: the prefix cache was not emptied after new weights")
-            for cache in INPUT_CACHES:
-                getattr(self._llm.llm_engine, f"reset_{cache}_cache")()
+        self._llm.start_weight_update()
+        self._llm.update_weights({"update_info": {"path": path, "manifest": manifest}})
+        self._llm.finish_weight_update(version)
+        if self._llm.reset_prefix_cache() is not True:
+            raise SamplerError("vLLM: the prefix cache was not emptied after new weights")
+        for cache in INPUT_CACHES:
+            getattr(self._llm.llm_engine, f"reset_{cache}_cache")()
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """See `VllmClient.prompt_logps`."""
@@ -110,35 +102,22 @@ class ColocatedVllm:
         self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
     ) -> list[Completion]:
         """See `VllmClient.complete`."""
-        wanted: list[dict[str, Any]] = [
-            {
-                "max_tokens": settings.max_completion_tokens,
-                "temperature": settings.temperature,
-                "seed": request.seed,
-                "stop_token_ids": list(end_tokens),
-                "ignore_eos": True,  # the trainer's end tokens decide, not those that the model's folder names
-                "logprobs": 0,
-            }
-            for request in requests
-        ]
+        wanted = [request.wanted(settings, end_tokens) for request in requests]
         answers = self._generate([request.prompt.token_ids for request in requests], wanted)
-        with _failures("answer"):
-            return [_completion(answer.outputs[0], settings, end_tokens) for answer in answers]
+        return [_completion(answer.outputs[0]) for answer in answers]
 
     def _generate(self, prompts: Sequence[Sequence[int]], wanted: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
         from vllm import SamplingParams
 
-        with _failures("sample"), reported(lambda: f"vLLM computes {len(prompts)} rows"):
-            rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-            params = [SamplingParams(detokenize=False, **params) for params in wanted]
-            answers: Sequence[Any] = self._llm.generate(rows, params, use_tqdm=False)
-            return answers
+        rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        params = [SamplingParams(detokenize=False, **params) for params in wanted]
+        answers: Sequence[Any] = self._llm.generate(rows, params, use_tqdm=False)
+        return answers
 
 
-def _completion(output: Any, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
-    tokens = list(output.token_ids)
-    logps = [float(place[token].logprob) for token, place in zip(tokens, output.logprobs, strict=True)]
-    return checked_completion(tokens, logps, output.finish_reason, settings, end_tokens)
+def _completion(output: Any) -> Completion:
+    logps = [float(place[token].logprob) for token, place in zip(output.token_ids, output.logprobs, strict=True)]
+    return checked_completion(output.token_ids, logps, output.finish_reason)
 
 
 @contextlib.contextmanager
@@ -152,8 +131,3 @@ def _process_kept() -> Iterator[None]:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         torch.set_num_threads = set_threads
-
-
-def _failures(what: str) -> contextlib.AbstractContextManager[None]:
-    """Raise whatever vLLM raises inside as our error: the run ends with a checkpoint of the last step."""
-    return raised_as(SamplerError, f"vLLM in the training process could not {what}: {{cause}}", Exception)

@@ -4,6 +4,7 @@ It and what it imports need the standard library alone, so that a container that
 started from the same lines (docker/vllm_server.py).
 """
 
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -56,15 +57,14 @@ def command(settings: ServerSettings, port: int, *, host: str = "127.0.0.1") -> 
         "--weight-transfer-config": '{"backend": "grpo_file"}',
     }
     flags = ("--enforce-eager", "--no-enable-chunked-prefill")
-    pairs = [str(part) for pair in options.items() for part in pair]
-    return [str(settings.python), "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+    program = (settings.python, "-m", "vllm.entrypoints.openai.api_server")
+    return list(map(str, (*program, *itertools.chain(*options.items()), *flags)))
 
 
 def environment(settings: ServerSettings, key: str) -> dict[str, str]:
     """Return the environment of a server: this process's, without what is meant for others, among it their passwords."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOR_OTHERS)}
     return {
-        **kept,
+        **{name: value for name, value in os.environ.items() if not name.startswith(FOR_OTHERS)},
         **process_variables(),
         "GRPO_VLLM_KEY": key,
         "VLLM_SERVER_DEV_MODE": "1",  # the routes of the weight transfer

@@ -15,21 +15,79 @@ compute dtype.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.policy.fast.grouped import flash_attention
 from grpo_core.policy.fast.products import Products, joined_products, packed_product
-from grpo_core.policy.forward import EncodedPrefix, backbone, continue_prefix, vocabulary_head
-from grpo_core.policy.lora.layers import base_layer
+from grpo_core.policy.forward import (
+    AllStates,
+    EncodedPrefix,
+    States,
+    continue_prefix,
+    hiding,
+    vocabulary_head,
+    without_autocast,
+)
+from grpo_core.policy.lora.delta import base_layer
 
 Product = Callable[[Tensor], Tensor]
+LEAST_ROOM = 64
+"""Tokens; a full buffer grows by this or by a quarter, whichever is more, and never beyond the tokens that can come."""
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer of a cache: transformers' `DynamicLayer` in a buffer with room for the tokens to come.
+
+    `keys` and `values` are the part of their buffers that is filled, so whatever reads them sees the same tensors.
+    """
+
+    def __init__(self, filled: DynamicLayer, dtype: torch.dtype, most_tokens: int) -> None:
+        """Take over what a layer holds, and keep it in `dtype`; at most so many tokens will come."""
+        super().__init__()
+        self.keys, self.values = filled.keys.to(dtype), filled.values.to(dtype)
+        self.dtype, self.device, self.is_initialized = dtype, self.keys.device, True
+        self._buffers: list[Tensor] = [self.keys, self.values]
+        self._most = self.keys.shape[-2] + most_tokens
+
+    def update(self, key_states: States, value_states: States, *_: object, **__: object) -> tuple[AllStates, AllStates]:
+        """Append the keys and values of some tokens; return those of all tokens."""
+        length = self.keys.shape[-2]
+        total = length + key_states.shape[-2]
+        if total > self._buffers[0].shape[-2]:
+            room = max(total, min(self._most, total + max(LEAST_ROOM, total // 4)))
+            self._buffers = [functional.pad(tensor, (0, 0, 0, room - length)) for tensor in (self.keys, self.values)]
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, length:total] = new
+        self.keys, self.values = (buffer[:, :, :total] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Int[Tensor, " b"]) -> None:
+        """Keep these rows."""
+        length = self.keys.shape[-2]
+        self._buffers = [torch.index_select(buffer, 0, indices) for buffer in self._buffers]
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+
+def grow_in_place(cache: DynamicCache, dtype: torch.dtype, most_tokens: int) -> None:
+    """Let the layers of a filled cache grow in place from now on; those of other kinds (a sliding window) stay as they are.
+
+    It is for decoding without gradient: what is returned for one token shares its memory with what is returned for the next.
+
+    Args:
+        cache: of the prompts, a row for each completion.
+        dtype: in which attention is computed.
+        most_tokens: that will come.
+    """
+    for number, layer in enumerate(cache.layers):  # one after the other: two caches of all layers would be twice the memory
+        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
+            cache.layers[number] = GrowingLayer(layer, dtype, most_tokens)
 
 
 class PlainDecoder:
@@ -126,7 +184,8 @@ class LeanDecoding:
     dtype: torch.dtype
     layers: Sequence[Layer]
     last_norm: Product
-    head: Product
+    logits: Product
+    """The vocabulary head, in fp32."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> "LeanDecoding":
@@ -141,28 +200,14 @@ class LeanDecoding:
         def product(*parts: Sequence[nn.Linear]) -> Products:
             return joined_products(parts, dtype, packed=packed)
 
-        head, inner = model.get_output_embeddings(), cast("Any", backbone(model))  # whose parts no type names
+        head, inner = model.get_output_embeddings(), model.base_model
         return cls(
             model=model,
             dtype=dtype,
             layers=[_layer(module, product, dtype) for module in inner.layers],
             last_norm=_norm(inner.norm),
-            head=packed_product(head.weight.detach(), head.bias, packed=packed),
+            logits=without_autocast(packed_product(head.weight.detach(), head.bias, packed=packed)),
         )
-
-    @property
-    def logits(self) -> Product:
-        """The vocabulary head, in fp32."""
-
-        def project(hidden: Tensor) -> Tensor:
-            with torch.autocast(hidden.device.type, enabled=False):
-                return self.head(hidden)  # which casts to the type of its weight
-
-        return project
-
-    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """Return what continues the rows of an expanded prefix, whose cache is taken over, by at most so many tokens."""
-        return LeanDecoder(self, prefix, most_tokens)
 
 
 def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
@@ -193,11 +238,7 @@ class LeanDecoder:
         self._embed: nn.Module = decoding.model.get_input_embeddings()
         self._positions = prefix.mask.sum(dim=1)
         self._cosine, self._sine = _rotations(decoding.model, int(self._positions.max()) + most_tokens)
-        self._bias: Tensor | None = None
-        if not prefix.mask.all():
-            seen = functional.pad(prefix.mask, (0, most_tokens), value=True)
-            bias = torch.zeros(seen.shape, dtype=decoding.dtype, device=seen.device)
-            self._bias = bias.masked_fill_(~seen, -torch.inf)[:, None, None]
+        self._bias = hiding(functional.pad(prefix.mask, (0, most_tokens), value=True), decoding.dtype)
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
         """See `PlainDecoder.run`."""
@@ -219,6 +260,6 @@ class LeanDecoder:
 def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
     """Return cosines and signed sines of all positions below `length`."""
     positions = torch.arange(length, device=model.device).unsqueeze(0)
-    cosine, sine = cast("Any", backbone(model)).rotary_emb(model.get_input_embeddings().weight[:1], positions)
+    cosine, sine = model.base_model.rotary_emb(model.get_input_embeddings().weight[:1], positions)
     half = sine.shape[-1] // 2
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)

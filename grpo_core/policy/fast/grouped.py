@@ -26,8 +26,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.forward import attending, backbone
-from grpo_core.types import ModelInput
+from grpo_core.policy.forward import attending, hiding, prompts_of
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -42,41 +41,27 @@ UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
 class GroupedTokens:
     """P prompts and up to g completions of each, as N tokens in one row: the prompts, then the completions.
 
-    In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty.
+    In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty. `prompts` and
+    `completions` are the token in each cell, 0 in an empty one; `is_prompt` is whether the cell has a token; `cells` the cell
+    of each token, those of the completions counted on from those of the prompts. `positions` are those of each token in its own
+    prompt and completion; `predicting` are the tokens that predict a completion token, row by row.
     """
 
     ids: Int[Tensor, "1 N"]
     positions: Int[Tensor, "1 N"]
-    """Of each token in its own prompt and completion."""
     prompts: Int[Tensor, "P S"]
-    """The token in each cell of a prompt; 0 in an empty one."""
     is_prompt: Bool[Tensor, "P S"]
-    """Whether the cell has a token."""
     completions: Int[Tensor, "P g t"]
-    """The token in each cell of a completion; 0 in an empty one."""
     cells: Int[Tensor, " N"]
-    """The cell of each token, those of the completions counted on from those of the prompts."""
     predicting: Int[Tensor, " M"]
-    """The tokens that predict a completion token, row by row."""
 
     @classmethod
-    def of(
-        cls,
-        prompts: Sequence[ModelInput],
-        prompt_of_row: Int[Tensor, " B"],
-        completion_ids: Int[Tensor, "B T"],
-        mask: Bool[Tensor, "B T"],
-        device: torch.device,
-    ) -> "GroupedTokens":
-        """Lay out prompts and completions that lie on the CPU.
-
-        Args:
-            prompts: P of them, none empty.
-            prompt_of_row: which prompt each completion belongs to; each prompt has one.
-            completion_ids: padded on the right.
-            mask: the completion mask; no row is empty.
-            device: where the tensors are put.
-        """
+    def of(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
+        """Lay out some rows and their prompts: on the CPU, then the tensors are put where the completions are."""
+        device, (prompts, prompt_of_row) = completions.completion_ids.device, prompts_of(completions, rows)
+        completion_ids, mask = (
+            tensor[list(rows)].cpu() for tensor in (completions.completion_ids, completions.completion_mask)
+        )
         run = functional.pad(mask[:, 1:], (0, 1))  # the last token predicts nothing that was sampled
         lengths, of_rows, counts = torch.tensor(list(map(len, prompts))), run.sum(dim=1), torch.bincount(prompt_of_row)
         num_prompts, width, longest, group = len(prompts), int(lengths.max()), int(of_rows.max()), int(counts.max())
@@ -110,27 +95,6 @@ class GroupedTokens:
         kind = states.shape[1:]
         return of_prompts.view(*self.prompts.shape, *kind), of_completions.view(*self.completions.shape, *kind)
 
-    def prompt_bias(self, dtype: torch.dtype) -> Float[Tensor, "P 1 1 S"] | None:
-        """Return what is added to scores of the prompts' cells: -inf on empty ones; None where none is empty."""
-        if self.is_prompt.all():
-            return None
-        bias = torch.zeros(self.is_prompt.shape, dtype=dtype, device=self.is_prompt.device)
-        return bias.masked_fill_(~self.is_prompt, -torch.inf)[:, None, None]
-
-    @classmethod
-    def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
-        """Lay out some rows and their prompts."""
-        prompt_numbers = [row // completions.group_size for row in rows]
-        numbers = sorted(set(prompt_numbers))
-        places = {number: place for place, number in enumerate(numbers)}
-        return cls.of(
-            [completions.prompts[number].model_input for number in numbers],
-            torch.tensor([places[number] for number in prompt_numbers]),
-            completions.completion_ids[list(rows)].cpu(),
-            completions.completion_mask[list(rows)].cpu(),
-            completions.completion_ids.device,
-        )
-
 
 def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
     """Return which one of its group each row is.
@@ -147,7 +111,7 @@ def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, 
 def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
     """Return the hidden states that predict the completion tokens, row by row."""
     with attending(model, IMPLEMENTATION):
-        output = backbone(model)(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
+        output = model.base_model(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden[tokens.predicting]
 
@@ -160,15 +124,13 @@ def _attention(
     _mask: None,
     *,
     grouped: GroupedTokens,
-    scaling: float | None = None,
+    scaling: float,
     dropout: float = 0.0,
     **features: object,
 ) -> tuple[Float[Tensor, "1 N h d"], None]:
     """Attend as transformers' models call it: `query`, `key` and `value` of all tokens, positions applied."""
     if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
         raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):
         exact = torch.promote_types(value.dtype, torch.float32)
         q, k, v = (grouped.in_cells(states[0].transpose(0, 1).to(exact)) for states in (query, key, value))
@@ -182,7 +144,7 @@ def _attention(
             enable_gqa=query.shape[1] != key.shape[1],
         ).transpose(1, 2)
         completions = attend_from_completions(
-            own_q, (own_k, own_v), (prompt_k, prompt_v), prompt_bias=grouped.prompt_bias(exact), scale=scaling
+            own_q, (own_k, own_v), (prompt_k, prompt_v), prompt_bias=hiding(grouped.is_prompt, exact), scale=scaling
         )
         seen = _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), grouped.cells)
     return seen.unsqueeze(0).to(value.dtype), None
@@ -219,15 +181,12 @@ def attend_from_completions(
     kv_heads = own[0].shape[3]
     # Queries of all completions that meet the same keys of a prompt lie one after the other.
     apart = query.view(num_prompts, group, length, kv_heads, heads // kv_heads, size).permute(0, 3, 1, 4, 2, 5)
-    own_key, own_value = (_for_each_head(states, heads) for states in own)
+    # Of the completions, they are repeated for the heads that share them.
+    alone = (states.flatten(0, 1).transpose(1, 2) for states in own)
+    own_key, own_value = (states.repeat_interleave(heads // kv_heads, dim=1) for states in alone)
     key, value = (states.transpose(1, 2) for states in prompt)
     seen: Tensor = _TwoParts.apply(apart.contiguous(), own_key, own_value, key, value, prompt_bias, scale)  # type: ignore[no-untyped-call]
     return seen.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
-
-
-def _for_each_head(states: Float[Tensor, "P g t k d"], heads: int) -> Float[Tensor, "B h t d"]:
-    """Return keys or values of completions, repeated for the heads that share them."""
-    return states.flatten(0, 1).transpose(1, 2).repeat_interleave(heads // states.shape[3], dim=1)
 
 
 class _TwoParts(Function):
@@ -280,8 +239,15 @@ class _TwoParts(Function):
         own = flash_attention_backward(
             _by_row(gradient), _by_row(query), own_key, own_value, _by_row(seen), _by_row(total), 0.0, True, scale=ctx.scale
         )
-        of_query = of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape)
-        return of_query, own[1], own[2], of_prompt[1], of_prompt[2], None, None
+        return (
+            of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape),
+            own[1],
+            own[2],
+            of_prompt[1],
+            of_prompt[2],
+            None,
+            None,
+        )
 
 
 def _by_prompt(states: Float[Tensor, "P k g s t d"]) -> Float[Tensor, "P k Q d"]:

