@@ -17,8 +17,7 @@ from grpo_core.compare.runs import SEED, ComparedRun, Settings, name_group, numb
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
-from grpo_core.evaluation.results import HELD_OUT, table_file
-from grpo_core.evaluation.statistics import paired_difference
+from grpo_core.evaluation.results import HELD_OUT, paired_difference, table_file
 from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.run.comparison import FigureDifference, differences, shared_records
 from grpo_core.run.tables import read_table

@@ -48,19 +48,25 @@ def find_subject(policy: str) -> Subject:
     """
     try:
         path = Path(policy).expanduser()
-        path.exists()
+        is_run = (path / "config.json").is_file() and (path / "data").is_dir()
     except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
         return Subject(name=policy, source=policy)  # loading it will say so
-    if (path / "config.json").is_file() and (path / "data").is_dir():
+    if is_run:
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             raise ModelError(f"policy {policy}: this run has no checkpoint yet; was a step finished?")
-        return _of_checkpoint(checkpoints[-1], RunDir(path))
-    if path.name == POLICY_FOLDER and _is_checkpoint(path.parent):
+        path = checkpoints[-1]
+    elif path.name == POLICY_FOLDER:
         path = path.parent
-    if _is_checkpoint(path):
-        return _of_checkpoint(path, RunDir(path.resolve().parents[1]))
-    return Subject(name=policy, source=policy)
+    configs = [path / POLICY_FOLDER / name for name in ("config.json", ADAPTER_CONFIG)]
+    if not (any(config.is_file() for config in configs) and (path / "state.json").is_file()):
+        return Subject(name=policy, source=policy)
+    run_dir, step, source = RunDir(path.resolve().parents[1]), read_state(path).step, path / POLICY_FOLDER
+    if not run_dir.config_file.is_file():
+        return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)
+    if run_dir.journal_file.exists():
+        check_run(run_dir)
+    return subject_of_run(run_dir, source, step)
 
 
 def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
@@ -74,20 +80,6 @@ def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
         frozen_data=run_dir.data if (run_dir.data / MANIFEST_FILE).exists() else None,
         import_from=origin.import_from,
     )
-
-
-def _is_checkpoint(path: Path) -> bool:
-    configs = [path / POLICY_FOLDER / name for name in ("config.json", ADAPTER_CONFIG)]
-    return any(config.is_file() for config in configs) and (path / "state.json").is_file()
-
-
-def _of_checkpoint(path: Path, run_dir: RunDir) -> Subject:
-    step, source = read_state(path).step, path / POLICY_FOLDER
-    if run_dir.config_file.is_file():
-        if run_dir.journal_file.exists():
-            check_run(run_dir)
-        return subject_of_run(run_dir, source, step)
-    return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
-from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, evaluations_after
-from grpo_core.evaluation.statistics import Estimate
+from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, Estimate, evaluations_after
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
 from grpo_core.metrics import LAST_STEPS

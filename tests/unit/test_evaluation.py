@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from grpo_core.data.frozen import load_frozen
-from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifier
-from grpo_core.evaluation.statistics import (
+from grpo_core.evaluation.results import (
     AnswerChanges,
     answer_changes,
     mean_estimate,
@@ -21,6 +20,7 @@ from grpo_core.evaluation.statistics import (
     pass_at_k,
     proportion,
 )
+from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifier
 from grpo_core.rewards.base import load_rewards
 
 SETTINGS = settings(max_examples=40)
