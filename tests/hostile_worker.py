@@ -7,7 +7,7 @@ from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
-from grpo_core.rewards import worker
+from grpo_core.rewards import bounded as worker
 
 
 def _nests() -> Any:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.start_weights import find_model
 from grpo_core.text import redact_uri, visible
-from grpo_core.training.process import MODULES, evaluating
+from grpo_core.training import EVALUATE, TRAINING
 
 if TYPE_CHECKING:
     import subprocess
@@ -160,7 +160,7 @@ def _end_beside(process_file: Path) -> None:
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1
+pause = partial(time.sleep, 0.1)
 
 
 def train(
@@ -304,7 +304,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: 
             MODULE,
             arguments,
             log_file,
-            look=_pause,
+            look=pause,
             stop=finish_child,
             report=bar.say,
             silent=silent,
@@ -312,17 +312,16 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: 
             import_from=sys.path[:1],
         )
 
-    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
+    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=pause, report=bar.say)
 
 
 def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
     config = run_dir.read_config()
     bar.stage("training")
-    evaluation = evaluating(config.training.engine) if evaluate else []
-    follower = Follower(run_dir, bar, evaluates=bool(evaluation))
+    follower = Follower(run_dir, bar, evaluates=evaluate)
 
-    def pause_and_look() -> None:
-        _pause()
+    def look_on() -> None:
+        pause()
         follower.look()
 
     def stop(child: "subprocess.Popen[bytes]") -> None:
@@ -331,10 +330,10 @@ def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
 
     try:
         run_watched(
-            MODULES[config.training.engine],
-            [str(run_dir.path), *evaluation],
+            TRAINING,
+            [str(run_dir.path), *([EVALUATE] if evaluate else [])],
             run_dir.log_file("train"),
-            look=pause_and_look,
+            look=look_on,
             stop=stop,
             report=bar.say,
             python=config.training.python,
@@ -347,7 +346,3 @@ def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
         if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
             raise
     follower.read()  # what the process wrote before it ended
-
-
-def _pause() -> None:
-    time.sleep(POLL_SECONDS)

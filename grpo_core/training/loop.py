@@ -22,10 +22,9 @@ from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
 from grpo_core.run.comparison import differences, identity
 from grpo_core.run.journal import Kind, Record, read_journal
-from grpo_core.training.batch import write_completions
+from grpo_core.training.batch import completions_table, write_table
 from grpo_core.training.ending import is_over
-from grpo_core.training.phases import Clock
-from grpo_core.training.probe import write_probe
+from grpo_core.training.measure import Clock
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
@@ -80,10 +79,11 @@ def record(session: Session, result: StepResult) -> None:
     """Journal a step and its sync event; write its completions table and that of the probe."""
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
-        write_completions(session.run_dir.completions_file(step), step, result.batch)
+        table = completions_table(step, result.batch)
+        write_table(f"the completions of step {step}", session.run_dir.completions_file(step), table)
     judged = result.batch.rollouts.judged
     if result.probed is not None:
-        write_probe(session.run_dir.probe_file(step), step, result.probed)
+        write_table(f"the probe of step {step}", session.run_dir.probe_file(step), result.probed.tokens)
         judged += result.probed.judged
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
     for number, report in enumerate(result.reports, start=1):

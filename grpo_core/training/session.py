@@ -25,9 +25,9 @@ from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import BatchLimits, batch_limits
 from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 

@@ -19,8 +19,7 @@ from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import FolderError, ModelError
 from grpo_core.export.card import CARD_FILE, write_card
 from grpo_core.export.choice import ExportWish, plan_export
-from grpo_core.export.place import MANIFEST_FILE
-from grpo_core.export.policy_folder import Exported, export_policy, write_policy
+from grpo_core.export.policy_folder import MANIFEST_FILE, Exported, export_policy, write_policy
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.opening import open_policy

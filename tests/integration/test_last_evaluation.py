@@ -18,9 +18,9 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.training import EVALUATE
 from grpo_core.training.__main__ import main
 from grpo_core.training.from_python import resume_training
-from grpo_core.training.process import EVALUATE
 from tasks.run.processes import evaluate_policy, run_training_process
 
 pytestmark = pytest.mark.proof

@@ -24,8 +24,8 @@ from grpo_core.run.summary import compare_evaluations, describe_result
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
+from grpo_core.training import EVALUATE
 from grpo_core.training.__main__ import main
-from grpo_core.training.process import EVALUATE
 from tasks.run.reporting import compose
 from tasks.tracking.store import TrackedRun
 

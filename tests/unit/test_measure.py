@@ -14,7 +14,7 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.rollout import as_tensors
+from grpo_core.training.step import as_tensors
 from grpo_core.training.update import OptimizerStep, log_weights
 from grpo_core.types import Mean, Prompt, RefSync
 

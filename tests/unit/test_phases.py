@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_core.errors import MemoryFullError
-from grpo_core.training.phases import Clock
+from grpo_core.training.measure import Clock
 
 
 def test_seconds_of_a_phase_add_up_and_others_are_0():
