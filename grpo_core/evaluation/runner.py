@@ -133,7 +133,7 @@ def open_evaluator(
     pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
     rewards, verdicts = open_rewards(config, run_dir)
-    verifier = pick_verifier(rewards, config.evaluation.verifier)
+    verifier = pick_verifier(rewards, config)
     start_workers([verifier])
     policy = open_policy(folder, config, stored_initial)
     require_positions(policy, config)
@@ -194,6 +194,6 @@ def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Rewar
     return load_rewards(config.rewards), read_verdicts(given)
 
 
-def pick_verifier(rewards: Sequence[Reward], name: str | None) -> Reward:
-    """Return the reward function that decides what is correct: the named one, else the first."""
-    return next((reward for reward in rewards if reward.fn == name), rewards[0])
+def pick_verifier(rewards: Sequence[Reward], config: RunConfig) -> Reward:
+    """Return the reward function that decides what is correct: `evaluation.verifier`, else the first."""
+    return next((reward for reward in rewards if reward.fn == config.evaluation.verifier), rewards[0])

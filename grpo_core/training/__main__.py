@@ -110,8 +110,8 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         journal.append("resume" if began else "start", state.step, _facts(config, session, threads, state.step))
         with contextlib.closing(session):
             state, stopped = engine.run_steps(session, state)
-        reason = stopped or why_finished(config.training, state)
-        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
+        status = "stopped" if stopped else "finished"
+        journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
         if evaluate and is_native:
             from grpo_core.evaluation.runner import evaluate_trained
 

@@ -5,6 +5,7 @@ finish the step, checkpoint, journal `end`, exit. A second SIGINT ends the proce
 run resumes from its newest checkpoint.
 """
 
+import math
 import os
 import select
 import signal
@@ -18,24 +19,17 @@ from grpo_core.run.journal import Record
 
 def is_over(settings: TrainingConfig, state: TrainingState) -> bool:
     """Return whether a run has had its last step: by `training.steps`, or by `training.max_tokens`."""
-    return state.step >= settings.steps or has_all_tokens(settings, state)
-
-
-def has_all_tokens(settings: TrainingConfig, state: TrainingState) -> bool:
-    """Return whether `training.max_tokens` completion tokens have been sampled."""
-    return settings.max_tokens is not None and state.generated_tokens >= settings.max_tokens
+    return state.step >= settings.steps or state.generated_tokens >= (settings.max_tokens or math.inf)
 
 
 def why_finished(settings: TrainingConfig, state: TrainingState) -> str | None:
     """Return what ended a run that has had its last step; None where only `training.steps` could."""
-    if settings.max_tokens is None:
+    most, sampled = settings.max_tokens, f"{state.generated_tokens} tokens"
+    if most is None:
         return None
-    if has_all_tokens(settings, state):
-        return f"training.max_tokens {settings.max_tokens} reached at step {state.step}: {state.generated_tokens} tokens"
-    return (
-        f"training.steps {settings.steps} reached before training.max_tokens {settings.max_tokens}: "
-        f"{state.generated_tokens} tokens"
-    )
+    if state.generated_tokens >= most:
+        return f"training.max_tokens {most} reached at step {state.step}: {sampled}"
+    return f"training.steps {settings.steps} reached before training.max_tokens {most}: {sampled}"
 
 
 def share_done(settings: TrainingConfig, record: Record) -> float:
@@ -43,8 +37,7 @@ def share_done(settings: TrainingConfig, record: Record) -> float:
 
     Of `training.steps` or of `training.max_tokens`, whichever is nearer to its end.
     """
-    sampled = record.metrics.get("progress/generated_tokens", 0.0)
-    tokens = sampled / settings.max_tokens if settings.max_tokens is not None else 0.0
+    tokens = record.metrics.get("progress/generated_tokens", 0.0) / (settings.max_tokens or math.inf)
     return min(1.0, max(record.step / settings.steps, tokens))
 
 

@@ -65,17 +65,18 @@ class ProbeSet:
         judge = self.evaluator
         scores, judged = call(judge.verifier, self.prompts, policy.decode(own), judge.verdicts)
         correct = torch.tensor(judge.accepts(scores))
-        figures = (
-            _mean_figures(drift, to_ref, own)
+        return Probed(
+            figures=_mean_figures(drift, to_ref, own)
             | _forgetting_figures(given_up, self._of_initial.completion_mask)
-            | _place_figures(drift.full, own.completion_mask, correct)
+            | _place_figures(drift.full, own.completion_mask, correct),
+            tokens=self._table(own, drift, to_ref, correct),
+            judged=judged,
         )
-        return Probed(figures=figures, tokens=self._table(own, drift, to_ref, correct), judged=judged)
 
     def _completed_by(self, policy: Policy) -> SampledCompletions:
         config = self.evaluator.config
-        key = RandomKey(seed=config.training.seed, stream=Stream.PROBE, step=0)
-        return policy.sample(self.prompts, replace(SamplingSettings.of(config.rollout), group_size=1), key)
+        settings = replace(SamplingSettings.of(config.rollout), group_size=1)
+        return policy.sample(self.prompts, settings, RandomKey(seed=config.training.seed, stream=Stream.PROBE, step=0))
 
     @cached_property
     def _of_initial(self) -> SampledCompletions:

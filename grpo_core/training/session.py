@@ -19,7 +19,7 @@ from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, 
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.cleaning import used_checkpoints
-from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
+from grpo_core.run.comparison import COMPARED, Identity, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import BatchLimits, batch_limits
@@ -84,22 +84,17 @@ class Session:
         """What its drift is measured from."""
         return self.trainable.reference
 
-    @property
-    def replay_tolerance(self) -> Tolerance:
-        """How nearly a step that is made again must be the same: in other passes its last digits differ."""
-        limits = self.batch_limits
-        return EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
-
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
         if state.step <= self.writer.newest_step:
             return
         self.writer.finish()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
-        mark = JournalMark(bytes=num_bytes, sha256=sha256)
-        self.writer.begin(
-            self.trainable, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name})
-        )
+
+        def then(name: str) -> None:
+            self.journal.append("checkpoint", state.step, {"name": name})
+
+        self.writer.begin(self.trainable, state, JournalMark(bytes=num_bytes, sha256=sha256), then)
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.
@@ -128,8 +123,9 @@ class Session:
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
-            replayed = [record for record in records if record.kind in COMPARED and record.step > state.step]
-            self.to_replay.update({identity(record): record for record in replayed})
+            self.to_replay.update(
+                {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
+            )
         self.writer.newest_step = state.step
         return state
 
@@ -147,13 +143,12 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     start_workers(rewards)
     policy = open_policy(model, config, stored_initial(run_dir.checkpoints))
     require_positions(policy, config)
-    is_embedded = config.rollout.engine == "embedded"
-    sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
+    of_vllm = config.rollout.engine != "embedded"
+    sampler = open_vllm_sampler(config, policy, model, train_prompts, run_dir.path) if of_vllm else policy
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
-    verifier = pick_verifier(rewards, config.evaluation.verifier)
-    evaluator = Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
+    evaluator = Evaluator(policy=policy, verifier=pick_verifier(rewards, config), config=config, verdicts=verdicts)
     probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
     return Session(
         config=config,

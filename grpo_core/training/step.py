@@ -73,12 +73,10 @@ def collect_rollouts(session: Session, prompts: tuple[Prompt, ...], step: int, c
 
 def as_tensors(scores: ScoredCompletions) -> tuple[Float[Tensor, " B"], dict[str, Float[Tensor, " B"]]]:
     """Return (totals, scores by reward name) in fp64; NaN stands for a completion that could not be scored."""
-    total = torch.tensor(scores.total, dtype=torch.float64)
-    by_function = {
+    return torch.tensor(scores.total, dtype=torch.float64), {
         name: torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
         for name, values in scores.breakdown.items()
     }
-    return total, by_function
 
 
 ExactKL = Float[Tensor, "B T"] | None
@@ -153,8 +151,7 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.current)
     if not reference.has_moved:
         return to_reference, to_reference
-    is_due = step % settings.kl_init_every == 0
-    return to_reference, policy.exact_kl(rollouts, reference.initial) if is_due else None
+    return to_reference, None if step % settings.kl_init_every else policy.exact_kl(rollouts, reference.initial)
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
