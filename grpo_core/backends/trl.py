@@ -49,11 +49,11 @@ ROWS = "grpo_flow_rows"
 """Key under which each tensor row keeps its number while TRL shuffles and cuts the batch."""
 
 
-class Observer:
+class Observer(TrainerCallback):  # type: ignore[misc]
     """Follows TRL's trainer through a step and turns what it sees into this project's records.
 
     The order of a step: `begin`, `roll_out` (called by TRL), `measure` with TRL's advantages, then for each optimizer step
-    `note_pass` for every pass, `before_sync`, TRL's own synchronisation, and `end_update` with TRL's figures.
+    `note_pass` for every pass, `on_step_end`, TRL's own synchronisation, and `on_log` with TRL's figures.
     """
 
     def __init__(self, session: Session) -> None:
@@ -127,8 +127,7 @@ class Observer:
         config, rows = self.session.config.loss, inputs[ROWS]
         estimator = "k3" if config.kl_estimator == "full" else config.kl_estimator  # at beta 0, as in the native engine
         mask = inputs["completion_mask"].bool()
-        old = inputs.get("old_per_token_logps", per_token_logps)
-        log_ratio = torch.where(mask, per_token_logps - old, 0.0)
+        log_ratio = torch.where(mask, per_token_logps - inputs.get("old_per_token_logps", per_token_logps), 0.0)
         ref_log_ratio = torch.where(mask, self.logps.ref[rows][:, : mask.shape[1]] - per_token_logps, 0.0)
         denominators = Denominators(
             sequences=self.rollouts.num_rows // config.minibatches,
@@ -153,7 +152,7 @@ class Observer:
             }
         )
 
-    def before_sync(self) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Measure, after the last optimizer step of a step, what a synchronisation is about to change."""
         session, reference = self.session, self.session.reference
         if len(self._reports) + 1 < updates_per_step(self.session.config):
@@ -166,23 +165,23 @@ class Observer:
                 policy_logps = session.policy.logps(self.rollouts)
                 self._pending = policy_logps, self._drift(policy_logps, self.logps.ref)
 
-    def end_update(self, figures: dict[str, float]) -> bool:
-        """End an optimizer step with TRL's figures of it, and the step with its last one; return whether to stop."""
-        self._reports.append(self._report(figures))
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
+        """End an optimizer step with TRL's figures of it, and the step with its last one."""
+        if "grad_norm" not in logs:
+            return
+        self._reports.append(self._report(logs))
         self._passes = []
         if len(self._reports) < updates_per_step(self.session.config):
-            return False
+            return
         with self._clock("sync"):
             sync = self._synced()
         self._clock.seconds["update"] = self._clock.total() - sum(self._clock.seconds.values())  # all that is TRL's own
-        session, reports = self.session, self._reports
-        figures = figures_of_policy(session, self.batch, self.logps, reports, self._probed)
         result = conclude_step(
-            session,
+            self.session,
             self.state,
             self.batch,
-            reports,
-            figures,
+            self._reports,
+            figures_of_policy(self.session, self.batch, self.logps, self._reports, self._probed),
             sync=sync,
             distance=self._distance,
             probed=self._probed,
@@ -191,7 +190,7 @@ class Observer:
         with self._evaluating():
             self.state = conclude(self.session, result)
         self.stopped = self.session.stop.reason()
-        return self.stopped is not None
+        control.should_training_stop |= self.stopped is not None
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -205,8 +204,7 @@ class Observer:
 
     def _report(self, figures: dict[str, float]) -> OptimizerStep:
         """Return the optimizer step under way: sums over its passes, and TRL's figures."""
-        first = self._passes[0]
-        sums = {key: sum((one[key] for one in self._passes), type(first[key])()) for key in first}
+        sums = {key: sum((one[key] for one in self._passes), type(value)()) for key, value in self._passes[0].items()}
         sums["ratio_max"] = max(one["ratio_max"] for one in self._passes)
         policy_loss = sums["loss"] - self.session.config.loss.beta * sums["kl_loss"]
         return OptimizerStep(**sums, policy_loss=policy_loss, grad_norm=figures["grad_norm"], lr=figures["learning_rate"])
@@ -219,13 +217,12 @@ class Observer:
         self._pending = None
         assert self._distance is not None, "it is measured before every sync"
         session.reference.count_sync(self.step)
-        synced = session.reference.current.logps(self.rollouts)
         return RefSync(
             step=self.step,
             alpha=session.config.reference.mixup_alpha,
             sync_count=session.reference.sync_count,
             kl_before=kl_before,
-            kl_after=self._drift(policy_logps, synced),
+            kl_after=self._drift(policy_logps, session.reference.current.logps(self.rollouts)),
             param_distance=self._distance,
         )
 
@@ -267,21 +264,6 @@ class ObservedTrainer(GRPOTrainer):
         return loss
 
 
-class _Steps(TrainerCallback):  # type: ignore[misc]
-    """Calls the observer after each optimizer step, before the reference is synchronised, and once it is logged."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self._observer.before_sync()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> Any:  # noqa: ARG002
-        if "grad_norm" in logs and self._observer.end_update(logs):
-            control.should_training_stop = True
-        return control
-
-
 def _reward(observer: Observer, name: str) -> Callable[..., list[float | None]]:
     """Return a reward function in TRL's signature that hands over the scores of the step's completions."""
 
@@ -316,8 +298,8 @@ def build_trainer(session: Session, observer: Observer) -> ObservedTrainer:
     """Return TRL's trainer for a session; from now on the session's reference is the one that TRL synchronises."""
     config = session.config
     width = max(len(prompt.token_ids) for prompt in session.train_prompts)
-    on_cpu = session.policy.device.type == "cpu"
-    arguments = trl_arguments(config, prompt_width=width, on_cpu=on_cpu, output=session.run_dir.path / "trl")
+    on_cpu, output = session.policy.device.type == "cpu", session.run_dir.path / "trl"
+    arguments = trl_arguments(config, prompt_width=width, on_cpu=on_cpu, output=output)
     rows = [
         {"prompt": as_trl_prompt(prompt.content)}
         for step in range(1, config.training.steps + 1)
@@ -332,7 +314,7 @@ def build_trainer(session: Session, observer: Observer) -> ObservedTrainer:
         processing_class=session.policy.tokenizer,
         rollout_func=observer.roll_out,
         optimizers=(session.trainable.optimizer, session.trainable.schedule),
-        callbacks=[_Steps(observer)],  # TRL adds the one that synchronises behind it; logging comes after both
+        callbacks=[observer],  # TRL adds the one that synchronises behind it; logging comes after both
     )
     trainer.remove_callback(PrinterCallback)
     if trainer.ref_model is not None:
