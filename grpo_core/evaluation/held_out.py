@@ -104,9 +104,12 @@ def evaluate_if_needed(
     if identity is None:
         evaluate(arguments, log_file)
         return
-    lock = _folder(identity).with_name(f".{identity}.lock")
+    kept = _folder(identity)
+    lock = kept.with_name(f".{identity}.lock")
     with one_at_a_time(lock, "makes the same evaluation", wait=wait, patience=PATIENCE_SECONDS, say=report):
-        if use_kept(run_dir, policy, identity):
+        if kept.is_dir():
+            copy, facts = partial(shutil.copyfile, kept / KEPT_TABLE), read_json(kept / KEPT_FACTS)
+            write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
             report(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
             return
         evaluate(arguments, log_file)
@@ -196,19 +199,6 @@ def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
             write_json(kept / KEPT_FACTS, read_json(facts_file(run_dir, policy)))
     except (OSError, ValueError) as error:
         logger.warning("the evaluation is not kept for other runs: %s", error)
-
-
-def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
-    """Write an evaluation that was kept into a run, as if it had been made there; False where there is none.
-
-    The record of the journal says `reused: true`.
-    """
-    folder = _folder(identity)
-    if not folder.is_dir():
-        return False
-    facts = read_json(folder / KEPT_FACTS)
-    write_evaluation(run_dir, policy, facts, partial(shutil.copyfile, folder / KEPT_TABLE), remarks={"reused": True})
-    return True
 
 
 def _folder(identity: str) -> Path:

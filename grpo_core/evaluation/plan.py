@@ -97,18 +97,10 @@ class EvaluationPlan:
     """Frozen prompts of the run that made the policy."""
 
 
-def choose_prompts(
-    subject: Subject, config: str | None, overrides: Mapping[str, Any], base: RunConfig, resolved: RunConfig
-) -> Literal["own", "split", "all"]:
-    """Return on which prompts a policy is evaluated, as `EvaluationPlan.prompts`."""
-    if "data.source" in overrides:
-        return "all"
-    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
-    return "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
-
-
-def configure_evaluation(subject: Subject, config: str | None, overrides: Mapping[str, Any]) -> tuple[RunConfig, RunConfig]:
-    """Return the configuration that the evaluation starts from, and its own."""
+def configure_evaluation(
+    subject: Subject, config: str | None, overrides: Mapping[str, Any]
+) -> tuple[RunConfig, RunConfig, Literal["own", "split", "all"]]:
+    """Return the configuration that the evaluation starts from, its own, and its prompts as `EvaluationPlan` has them."""
     base = load_config(config) if config else subject.config
     if base is None:
         raise ConfigError(
@@ -123,7 +115,11 @@ def configure_evaluation(subject: Subject, config: str | None, overrides: Mappin
     }
     if "data.source" in overrides:  # another source: all of its rows, whatever the base configuration took of its own
         given |= {"data.eval_fraction": 0.0, "data.size": None, "evaluation.num_prompts": None}
-    return base, validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
+    resolved = validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
+    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
+    if "data.source" in overrides:
+        return base, resolved, "all"
+    return base, resolved, "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
 
 
 def _model_keys(subject: Subject) -> dict[str, Any]:

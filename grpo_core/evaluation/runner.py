@@ -98,8 +98,7 @@ class Evaluator:
         self, prompts: Sequence[Prompt], group_size: int, temperature: float
     ) -> tuple[list[dict[str, Any]], tuple[Judgement, ...]]:
         settings = replace(SamplingSettings.of(self.config.rollout), group_size=group_size, temperature=temperature)
-        key = RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0)
-        sampled = self.policy.sample(prompts, settings, key)
+        sampled = self.policy.sample(prompts, settings, RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0))
         texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
         scores, judged = call(self.verifier, repeated, texts, self.verdicts)
@@ -157,8 +156,7 @@ def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: st
     _, prompts = load_frozen(run_dir.data)
     result = evaluator.evaluate(prompts[: settings.num_prompts], settings.samples, name)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    table = pandas.DataFrame(result.completions)
-    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False))
+    write_evaluation(run_dir, policy, facts, lambda file: pandas.DataFrame(result.completions).to_parquet(file, index=False))
 
 
 def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
@@ -169,9 +167,8 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
     where it is evaluated already, or where the newest checkpoint is another policy than the one after `step`.
     """
     try:
-        checkpoints = list_checkpoints(run_dir.checkpoints)
-        is_saved = bool(checkpoints) and step_of(checkpoints[-1]) == step
-        if is_saved and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step):
+        saved = [step_of(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)[-1:]]
+        if saved == [step] and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step):
             for parameter in evaluator.policy.parameters():
                 parameter.grad = None
             gc.collect()  # optimizer and schedule refer to each other

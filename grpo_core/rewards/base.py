@@ -132,10 +132,9 @@ def score(
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
     called = [call(reward, prompts, texts, verdicts) for reward in rewards]
-    totals = []
-    for row in range(len(texts)):
-        pairs = [(reward.weight, values[row]) for reward, (values, _) in zip(rewards, called, strict=True)]
-        known = [weight * value for weight, value in pairs if value is not None]
+    weights, totals = [reward.weight for reward in rewards], []
+    for values in zip(*(scores for scores, _ in called), strict=True):
+        known = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
         totals.append(sum(known) if known else math.nan)
     return ScoredCompletions(
         total=tuple(totals),
@@ -155,14 +154,16 @@ def call(
     Raises:
         RewardError: as `score`.
     """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     by_row: dict[str, list[Any]] = {
         "prompts": [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts],
         "completions": [
             text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
             for prompt, text in zip(prompts, texts, strict=True)
         ],
-        **{name: [prompt.columns.get(name) for prompt in prompts] for name in names},
+        **{
+            name: [prompt.columns.get(name) for prompt in prompts]
+            for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+        },
     }
     try:
         if isinstance(reward.function, BoundedReward):
@@ -196,8 +197,8 @@ def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
     except Exception as error:  # whatever a user's function raises becomes one clear message
         culprit = _first_failing(reward, by_row)
         is_text = isinstance(by_row["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
-        hint = "" if is_text else f". {MESSAGES_NOT_TEXT}"
-        raise RowError(culprit, f"raised {type(error).__name__}: {error}", hint) from error
+        fault = f"raised {type(error).__name__}: {error}"
+        raise RowError(culprit, fault, "" if is_text else f". {MESSAGES_NOT_TEXT}") from error
 
 
 def _invoke(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:

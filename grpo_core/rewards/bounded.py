@@ -35,10 +35,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from grpo_core.errors import RewardError
 
@@ -273,7 +276,7 @@ def _reasoning_gym(task: str) -> Judge:
 
     if task:
         task_scorer(task)
-    return lambda text, row: gym_score(task, text, row)
+    return partial(gym_score, task)
 
 
 class Late(BaseException):
@@ -306,8 +309,7 @@ def main(requests: Connection, keys: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # for whoever started it, who finishes the step
         signal.signal(number, signal.SIG_IGN)
     judges = {key: load_judge(key) for key in keys}
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = psutil.Process().memory_info().vms + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, _raise_late)

@@ -46,7 +46,7 @@ def call_bounded(function: Callable[[], T], cpu_seconds: float, what: str) -> T:
     Raises:
         Overrun: it was exceeded.
     """
-    began, bounds = time.thread_time(), f"ended after {WALL_FACTOR * cpu_seconds:g} s, or {cpu_seconds:g} s of CPU time"
+    began, bound = time.thread_time(), f"{cpu_seconds:g} s of CPU time"
 
     def named() -> T:
         return function()
@@ -57,11 +57,10 @@ def call_bounded(function: Callable[[], T], cpu_seconds: float, what: str) -> T:
             signal.setitimer(signal.ITIMER_PROF, max(remaining, SHORTEST_SECONDS))
             return
         _end_process_after(GRACE_SECONDS)
-        reason = f"more than {cpu_seconds:g} s of CPU time (rewards[].cpu_seconds {cpu_seconds:g})"
-        raise Overrun(f"{what}: {reason}; it hangs or needs more")
+        raise Overrun(f"{what}: more than {bound} (rewards[].cpu_seconds {cpu_seconds:g}); it hangs or needs more")
 
     named.__code__ = named.__code__.replace(co_name=what)  # of its frame, which faulthandler prints
-    line = f"{WAITING}{what}: no result after {WAIT_SECONDS:.0f} s; {bounds}\n"
+    line = f"{WAITING}{what}: no result after {WAIT_SECONDS:.0f} s; ended after {WALL_FACTOR * cpu_seconds:g} s, or {bound}\n"
     waiting = threading.Timer(WAIT_SECONDS, sys.stderr.write, [line])
     waiting.start()
     _end_process_after(WALL_FACTOR * cpu_seconds)
