@@ -115,9 +115,9 @@ class Evaluated:
 
     key: str
     set_name: str
-    num_prompts: int | None
+    num_prompts: int
     base: str | None
-    """With its 95 % interval where that is known; None = not evaluated."""
+    """With its 95 % interval; None = not evaluated."""
     policy: str | None
 
 
@@ -157,25 +157,14 @@ def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
     base, policy = (evaluations_after(history, wanted) for wanted in (0, step))
     found = []
     for name in dict.fromkeys((HELD_OUT, HELD_OUT_SAMPLE, *policy, *base)):
-        records = [evaluations[name] for evaluations in (policy, base) if name in evaluations]
+        records = [evaluations[name].data if name in evaluations else {} for evaluations in (policy, base)]
+        after, before = ({key: str(Estimate(**facts)) for key, facts in data.get("estimates", {}).items()} for data in records)
+        num_prompts = (records[0] or records[1]).get("num_prompts", 0)
         found += [
-            Evaluated(
-                key=key,
-                set_name=name,
-                num_prompts=records[0].data["num_prompts"] if records else None,
-                base=_shown(base.get(name), key),
-                policy=_shown(policy.get(name), key),
-            )
-            for key in dict.fromkeys(key for record in records for key in record.metrics)
+            Evaluated(key=key, set_name=name, num_prompts=num_prompts, base=before.get(key), policy=after.get(key))
+            for key in {**after, **before}
         ]
     return found
-
-
-def _shown(record: Record | None, key: str) -> str | None:
-    if record is None or key not in record.metrics:
-        return None
-    facts: Mapping[str, Any] = record.data.get("estimates") or {}
-    return str(Estimate(**facts[key])) if key in facts else f"{record.metrics[key]:.3f}"
 
 
 CARD_FILE = "README.md"
@@ -220,12 +209,10 @@ def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]
         "Reproduce": _reproduce(run_dir, facts),
         "Versions": _versions(facts),
     }
-    body = [f"# {for_markdown(public_text(title))}"]
-    for heading, lines in sections.items():
-        body += ["", f"## {heading}", "", *lines]
+    body = [line for heading, lines in sections.items() for line in ("", f"## {heading}", "", *lines)]
     keys = ("data_digest", "model_digest", "adapter_digest", "config_digest")
     return Card(
-        text="\n".join([front_matter(plan), *body, ""]),
+        text="\n".join([front_matter(plan), f"# {for_markdown(public_text(title))}", *body, ""]),
         title=public_text(title),
         drift=tuple(drift),
         evaluations=tuple(evaluations),
@@ -288,10 +275,9 @@ def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
         ]
         serve = "vllm serve FOLDER"
     code.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
-    template = (
-        "with the tokenizer's chat template" if plan.config.data.chat_template else "as plain text, without a chat template"
-    )
-    system = " and a system prompt (below)" if plan.config.data.system_prompt else ""
+    data = plan.config.data
+    template = "with the tokenizer's chat template" if data.chat_template else "as plain text, without a chat template"
+    system = " and a system prompt (below)" if data.system_prompt else ""
     return [
         *("```python", *code, "```", ""),
         f"Prompts were given {template}{system}; sampling was at temperature "
@@ -304,7 +290,7 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
     rows = [
         [
             _code(one.set_name),
-            str(one.num_prompts or ""),
+            str(one.num_prompts),
             _code(one.key.rpartition("/")[2]),
             one.base or "not evaluated",
             one.policy or "not evaluated",
@@ -328,8 +314,8 @@ def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) 
         [_code(one.key), one.what, f"{one.value:.4g}", "" if one.error is None else f"{one.error:.2g}", str(one.policy_step)]
         for one in drift
     ]
-    table = markdown_table(["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"], rows)
-    lines = [table, ""]
+    head = ["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"]
+    lines = [markdown_table(head, rows), ""]
     steps = {record.step: record.metrics for record in history if record.kind == "step" and record.step <= plan.step}
     last = {step: metrics["kl/ref/drift"] for step, metrics in [*steps.items()][-LAST_STEPS:]}
     if last:
@@ -347,8 +333,8 @@ def _configuration(config: RunConfig, origin: Origin) -> list[str]:
     for key in dict.fromkeys((*changes_between(RunConfig(), config), *origin.changes)):
         if key in HIDDEN_KEYS or key.startswith("tracking.labels") or key not in values:
             continue
-        preset = origin.changes[key][0] if key in origin.changes else values[key]
-        rows.append([for_code(key), _cell(key, values[key]), _cell(key, preset), _cell(key, defaults.get(key))])
+        shown = (values[key], origin.changes[key][0] if key in origin.changes else values[key], defaults.get(key))
+        rows.append([for_code(key), *(_cell(key, value) for value in shown)])
     head = ["Key", "This run", f"Preset {_text(origin.preset)}", "Default"]
     return [markdown_table(head, rows)] if rows else ["Every key has its default."]
 

@@ -69,12 +69,12 @@ def export_policy(
     Raises:
         ConfigError: what is asked for contradicts the run.
         ModelError: there is no such checkpoint, it is damaged, or the base of an adapter cannot be used.
-        FolderError: the folder is not an export of ours, was changed, or another export is writing it.
+        FolderError: the folder is not an export of ours, was changed, or cannot be written.
         JournalError: the run's journal is damaged, or the disk is full.
     """
     plan = plan_export(run_dir, wish)
     history = check_run(run_dir).history
-    target = folder if folder is not None else EXPORTS / plan.name
+    target = folder or EXPORTS / plan.name
     report(f"exporting {plan.checkpoint} to {target}")
     facts = {
         "format": FORMAT,
@@ -114,13 +114,12 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
                 shutil.copyfile(plan.checkpoint / file, target)
         if weights is not None:
             _save(weights, plan.dtype, folder)
-    if plan.form == "adapter":
-        return (*_about_figures(plan), *_about_base(plan), *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
-    config = read_json(folder / "config.json")
-    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
-        section |= {key: plan.dtype for key in ("dtype", "torch_dtype") if key in section}
-    _write_like_transformers(folder / "config.json", config)
-    return (*_about_figures(plan), *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
+    if plan.form == "merged":
+        config = read_json(folder / "config.json")
+        for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+            section |= {key: plan.dtype for key in ("dtype", "torch_dtype") if key in section}
+        _write_like_transformers(folder / "config.json", config)
+    return (*_about_figures(plan), *_about_base(plan), *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
 
 
 def _weights(plan: ExportPlan, folder: Path) -> Mapping[str, Any] | None:
@@ -177,8 +176,9 @@ def _about_figures(plan: ExportPlan) -> Iterator[str]:
 
 def _about_base(plan: ExportPlan) -> Iterator[str]:
     source = plan.config.model.source
-    folder = model_here(source)
-    if folder is not None and (fault := _why_other_base(plan, folder)) is not None:
+    if plan.form == "merged":
+        return
+    if (folder := model_here(source)) is not None and (fault := _why_other_base(plan, folder)) is not None:
         yield f"{fault}: the adapter fits those of the training alone"
     if hub_id(source) is None:
         yield (

@@ -1,6 +1,5 @@
 """Call reward functions on a few rows before a run starts, and say in one line what is wrong with one and where in its code."""
 
-import os
 import sysconfig
 import time
 import traceback
@@ -152,4 +151,7 @@ def _place(error: BaseException | None) -> str:
     places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
     if isinstance(error, SyntaxError) and error.filename is not None:
         places = [(error.filename, error.lineno)]
-    return f" ({os.path.relpath(places[-1][0])}, line {places[-1][1]})" if places else ""
+    if not places:
+        return ""
+    file = Path(places[-1][0])
+    return f" ({file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, line {places[-1][1]})"
