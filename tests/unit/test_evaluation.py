@@ -33,13 +33,6 @@ def test_a_share_has_scipys_interval_to_the_last_bit(counts):
     assert (estimate.low, estimate.high) == (expected.low, expected.high)
 
 
-def test_a_mean_has_its_t_interval_by_hand():
-    # 1, 2, 3, 4: mean 2.5, Bessel variance 5/3, standard error sqrt(5/12), t_0.975 with 3 degrees of freedom = 3.182446
-    estimate = mean_estimate([1.0, 2.0, 3.0, 4.0])
-    half = 3.182446305284263 * math.sqrt(5 / 12)
-    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half), abs=1e-9)
-
-
 @SETTINGS
 @given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=20).filter(lambda values: stdev(values) > 1e-3))
 def test_a_mean_has_scipys_interval(values):
@@ -56,14 +49,6 @@ def test_a_mean_of_binary_shares_is_wilsons_with_students_quantile(counts):
     confidence = 2 * stats.norm.cdf(stats.t.ppf(0.975, total - 1)) - 1
     expected = stats.binomtest(right, total).proportion_ci(min(confidence, 1 - 1e-12), method="wilson")
     assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
-
-
-@SETTINGS
-@given(shares=st.lists(st.integers(0, 16), min_size=2, max_size=30))
-def test_the_interval_of_a_mean_of_shares_has_a_width_and_stays_between_0_and_1(shares):
-    estimate = mean_share([share / 16 for share in shares])
-    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
-    assert estimate.high - estimate.low > 1 / (len(shares) + 10) / 4
 
 
 def test_equal_values_have_an_interval_of_width_0_and_one_value_an_infinite_one():
@@ -113,12 +98,6 @@ def test_lost_and_gained_answers_by_hand():
 def test_p_of_lost_against_gained_is_scipys(lost, gained):
     found = AnswerChanges(right_before=60, lost=lost, gained=gained)
     assert found.p == pytest.approx(stats.binomtest(lost, lost + gained, 0.5).pvalue, rel=1e-9)
-
-
-@pytest.mark.parametrize("compare", [paired_difference, answer_changes])
-def test_before_and_after_are_of_the_same_prompts(compare):
-    with pytest.raises(ValueError, match="zip"):
-        compare([1.0, 0.0], [1.0])
 
 
 @pytest.fixture
