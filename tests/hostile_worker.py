@@ -1,4 +1,4 @@
-"""A worker (`grpo_core/rewards/worker.py`) whose judges do what no judge should."""
+"""A worker (`grpo_core/rewards/bounded.py`) whose judges do what no judge should."""
 
 import os
 import sys

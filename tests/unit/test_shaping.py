@@ -150,3 +150,8 @@ OLD_MINUS_SAMPLER = float64([[0.0, math.log(2), math.log(0.5)], [math.log(3), 5.
 def test_sampler_weights_by_hand(level, treatment, expected):
     weights = sampler_weights(OLD_MINUS_SAMPLER, torch.zeros(2, 3), MASK, level=level, treatment=treatment, bound=1.5)
     assert weights.tolist() == [pytest.approx(row) for row in expected]
+
+
+def test_sampler_weights_carry_no_gradient():
+    old = OLD_MINUS_SAMPLER.clone().requires_grad_()
+    assert not sampler_weights(old, torch.zeros(2, 3), MASK).requires_grad
