@@ -111,8 +111,7 @@ def _score_interval(share: float, count: float, quantile: float) -> Estimate:
     scale = 2 * (count + quantile**2)
     centre = (2 * count * share + quantile**2) / scale
     half = quantile / scale * math.sqrt(4 * count * share * (1 - share) + quantile**2)
-    low = 0.0 if share == 0 else centre - half
-    return Estimate(value=share, low=low, high=1.0 if share == 1 else centre + half)
+    return Estimate(value=share, low=0.0 if share == 0 else centre - half, high=1.0 if share == 1 else centre + half)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

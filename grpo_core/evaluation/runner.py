@@ -55,8 +55,11 @@ class EvalResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures and intervals, without the completions."""
-        estimates = {key: asdict(value) for key, value in self.estimates.items()}
-        return {"num_prompts": self.num_prompts, "estimates": estimates, **judged_json(self.judged)}
+        return {
+            "num_prompts": self.num_prompts,
+            "estimates": {key: asdict(value) for key, value in self.estimates.items()},
+            **judged_json(self.judged),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +177,8 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
             gc.collect()  # optimizer and schedule refer to each other
             evaluate_run(run_dir, evaluator, policy="final", name=HELD_OUT, step=step)
     except Exception as error:  # noqa: BLE001  (the training is done, whatever a reward function or a disk does now)
-        text = "the evaluation of the final policy failed and will be made again, in a process of its own (%s: %s)"
-        logger.warning(text, type(error).__name__, cause(error))
+        fault = f"{type(error).__name__}: {cause(error)}"
+        logger.warning("evaluation of the final policy failed and will be made again, in a process of its own (%s)", fault)
 
 
 def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Reward, ...], Verdicts]:

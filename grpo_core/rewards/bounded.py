@@ -294,7 +294,7 @@ def judge_within(judge: Judge, arguments: Sequence[Any], cpu_seconds: float) -> 
     try:
         try:
             signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-            reply = {"value": judge(*arguments)}
+            reply: dict[str, Any] = {"value": judge(*arguments)}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except (Late, MemoryError, RecursionError):

@@ -12,8 +12,10 @@ FORMAT = r"<think>.*?</think>\s*<answer>.*?</answer>"
 
 
 def _math_rows(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any) -> list[Row]:
-    pairs = zip(answer, completions, strict=True)
-    return [("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
+    return [
+        ("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:])
+        for gold, completion in zip(answer, completions, strict=True)
+    ]
 
 
 math_answer = BoundedReward(rows=_math_rows, judge="math_answer")

@@ -120,8 +120,7 @@ class Follower:
     def _show(self, record: Record) -> None:
         if record.kind == "step":
             self.bar.update(record.step - self.bar.n)  # backwards, too: a resumed run repeats steps
-            figures = {label: f"{record.metrics[key]:.3g}" for label, key in SHOWN.items() if key in record.metrics}
-            self.bar.set_postfix(figures)
+            self.bar.set_postfix({label: f"{record.metrics[key]:.3g}" for label, key in SHOWN.items() if key in record.metrics})
         elif is_alert(record):
             self.say(f"alert: {record.data.get('text')}")
 
@@ -224,8 +223,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
         stack.enter_context(lock_run(run_dir, follower.say))
         if is_new:
             stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: isinstance(error, Exception)))
-        warnings = (f"warning: {text}" for text in (*check_consistency(config), *slow_dtype_warnings(config)))
-        for note in (*notes, *warnings):
+        for note in (*notes, *(f"warning: {text}" for text in (*check_consistency(config), *slow_dtype_warnings(config)))):
             follower.say(note)
         _prepare(run_dir, digest, follower.say)
         try:
