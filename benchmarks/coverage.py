@@ -19,7 +19,7 @@ import pandas
 import torch
 from scipy import special
 
-from grpo_core.evaluation.statistics import Estimate, mean_share, paired_difference, pass_at_k, proportion
+from grpo_core.evaluation.results import Estimate, mean_share, paired_difference, pass_at_k, proportion
 from grpo_core.sweep.schema import PrimaryConfig, SweepConfig
 from grpo_core.sweep.statistics.findings import find
 from grpo_core.sweep.statistics.paired import paired_estimate, two_way_interval

@@ -1,4 +1,4 @@
-"""A worker (`grpo_core/rewards/worker.py`) whose judges do what no judge should."""
+"""A worker (`grpo_core/rewards/bounded.py`) whose judges do what no judge should."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
-from grpo_core.rewards import worker
+from grpo_core.rewards import bounded as worker
 
 
 def _nests() -> Any:

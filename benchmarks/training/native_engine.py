@@ -10,9 +10,9 @@ from grpo_core.data.prepare import prepare
 from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.loop import conclude
 from grpo_core.training.session import FRESH, open_session
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 
 TIMED = ("rollout", "logps", "update", "sync")

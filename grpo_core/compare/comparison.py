@@ -33,8 +33,7 @@ from grpo_core.compare.runs import (
 from grpo_core.config import RunConfig
 from grpo_core.data.prepare import read_manifest
 from grpo_core.errors import GrpoError
-from grpo_core.evaluation.results import HELD_OUT, table_file
-from grpo_core.evaluation.statistics import paired_difference
+from grpo_core.evaluation.results import HELD_OUT, paired_difference, table_file
 from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.run.curves import CURVE_KINDS, read_table
 from grpo_core.run.journal import now

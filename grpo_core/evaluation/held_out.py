@@ -5,6 +5,7 @@ cache folder, under a digest of all that decides them (`evaluation_identity`). W
 start together one evaluates.
 """
 
+import contextlib
 import logging
 import platform
 import shutil
@@ -13,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from grpo_core.config import RunConfig
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.prepare import files_digest, json_digest, read_manifest, tokenizer_digest
 from grpo_core.errors import GrpoError
@@ -58,6 +58,7 @@ PACKAGES = (
 ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
 """Of `rollout`: those by which an evaluation samples."""
 EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
+TRAINING_KEYS = {"seed", "device", "deterministic", "rollout_rows", "packed_weights"}
 PATIENCE_SECONDS = 6 * 3600.0
 """For another run's evaluation, which may be long; whoever waits for it can be cancelled."""
 KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"
@@ -100,9 +101,12 @@ def evaluate_if_needed(
     if identity is None:
         evaluate(arguments, log_file)
         return
-    lock = _folder(identity).with_name(f".{identity}.lock")
+    kept = _folder(identity)
+    lock = kept.with_name(f".{identity}.lock")
     with one_at_a_time(lock, "makes the same evaluation", wait=wait, patience=PATIENCE_SECONDS, say=report):
-        if use_kept(run_dir, policy, identity):
+        if kept.is_dir():
+            copy, facts = partial(shutil.copyfile, kept / KEPT_TABLE), read_json(kept / KEPT_FACTS)
+            write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
             report(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
             return
         evaluate(arguments, log_file)
@@ -111,20 +115,19 @@ def evaluate_if_needed(
 
 def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
     """Return whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
-    checkpoints = list_checkpoints(run_dir.checkpoints)
     if policy == "final":
+        checkpoints = list_checkpoints(run_dir.checkpoints)
         step = read_state(checkpoints[-1]).step if checkpoints else 0
     try:
-        is_done = bool(read_json(facts_file(run_dir, policy))["step"] == step)
+        if read_json(facts_file(run_dir, policy))["step"] != step:
+            return False
     except (OSError, ValueError, LookupError, TypeError):
         return False  # not there, or not all of it: it is evaluated again
-    if not is_done:
-        return False
-    if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
-        return False  # its record was cut off: whatever is read of the run later has to find it
-    from grpo_core.run.curves import read_table  # it loads pandas
+    from grpo_core.run.curves import read_table
 
-    return read_table(table_file(run_dir, policy)) is not None
+    # Its record may have been cut off, and whatever is read of the run later has to find it.
+    evaluations = [record.data.get("policy") for record in read_journal(run_dir.journal_file) if record.kind == "eval"]
+    return policy in evaluations and read_table(table_file(run_dir, policy)) is not None
 
 
 def was_cut_short(run_dir: RunDir) -> bool:
@@ -133,13 +136,10 @@ def was_cut_short(run_dir: RunDir) -> bool:
     Where that cannot be known, it was not: what ended the process is then the news, and not that its journal cannot be read.
     """
     code = read_process_state(run_dir.process_file).returncode
-    if code is None or code >= 0:
-        return False
-    try:
+    with contextlib.suppress(GrpoError):
         last = last_event(read_records(run_dir.journal_file))
-    except GrpoError:
-        return False
-    return last is not None and last.kind == "end" and last.data.get("status") != "failed"
+        return code is not None and code < 0 and last is not None and last.kind == "end" and last.data["status"] != "failed"
+    return False
 
 
 def evaluation_identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:
@@ -162,32 +162,26 @@ def evaluation_identity(run_dir: RunDir, set_name: str, step: int, digest: Calla
     verifier = config.evaluation.verifier or config.rewards[0].fn
     if verifier not in BUILTIN_REWARDS or config.model.trust_remote_code or config.training.python is not None:
         return None
-    folder = resolve_model(config.model.source)
+    folder, training = resolve_model(config.model.source), config.training
     return json_digest(
         {
             "set": (set_name, step),
             "prompts": read_manifest(run_dir.data).eval_sha256,
             "weights": policy_digest(start_weights(config, folder, digest)),
-            "model": tokenizer_digest(folder),
-            "settings": _settings(config, verifier),
+            "model": (tokenizer_digest(folder), config.model.dtype),
+            "verifier": [
+                reward.model_dump(mode="json", exclude={"weight"}) for reward in config.rewards if reward.fn == verifier
+            ],
+            "evaluation": config.evaluation.model_dump(mode="json", include=EVALUATION_KEYS),
+            "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
+            "training": training.model_dump(mode="json", include=TRAINING_KEYS),
+            "threads": training.threads or core_count(),
             "code": files_digest(sorted(PACKAGE.rglob("*.py"))),
             "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
             "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
-            "gpus": None if config.training.device == "cpu" else gpus(),
+            "gpus": None if training.device == "cpu" else gpus(),
         }
     )
-
-
-def _settings(config: RunConfig, verifier: str) -> dict[str, object]:
-    training = config.training
-    return {
-        "verifier": [reward.model_dump(mode="json", exclude={"weight"}) for reward in config.rewards if reward.fn == verifier],
-        "evaluation": config.evaluation.model_dump(mode="json", include=EVALUATION_KEYS),
-        "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
-        "dtype": config.model.dtype,
-        "training": (training.seed, training.device, training.deterministic, training.rollout_rows, training.packed_weights),
-        "threads": training.threads or core_count(),
-    }
 
 
 def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
@@ -202,19 +196,6 @@ def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
             write_json(kept / KEPT_FACTS, read_json(facts_file(run_dir, policy)))
     except (OSError, ValueError) as error:
         logger.warning("the evaluation is not kept for other runs: %s", error)
-
-
-def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
-    """Write an evaluation that was kept into a run, as if it had been made there; False where there is none.
-
-    The record of the journal says `reused: true`.
-    """
-    folder = _folder(identity)
-    if not folder.is_dir():
-        return False
-    facts = read_json(folder / KEPT_FACTS)
-    write_evaluation(run_dir, policy, facts, partial(shutil.copyfile, folder / KEPT_TABLE), remarks={"reused": True})
-    return True
 
 
 def _folder(identity: str) -> Path:

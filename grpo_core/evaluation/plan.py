@@ -48,19 +48,25 @@ def find_subject(policy: str) -> Subject:
     """
     try:
         path = Path(policy).expanduser()
-        path.exists()
+        is_run = (path / "config.json").is_file() and (path / "data").is_dir()
     except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
         return Subject(name=policy, source=policy)  # loading it will say so
-    if (path / "config.json").is_file() and (path / "data").is_dir():
+    if is_run:
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             raise ModelError(f"policy {policy}: this run has no checkpoint yet; was a step finished?")
-        return _of_checkpoint(checkpoints[-1], RunDir(path))
-    if path.name == POLICY_FOLDER and _is_checkpoint(path.parent):
+        path = checkpoints[-1]
+    elif path.name == POLICY_FOLDER:
         path = path.parent
-    if _is_checkpoint(path):
-        return _of_checkpoint(path, RunDir(path.resolve().parents[1]))
-    return Subject(name=policy, source=policy)
+    configs = [path / POLICY_FOLDER / name for name in ("config.json", ADAPTER_CONFIG)]
+    if not (any(config.is_file() for config in configs) and (path / "state.json").is_file()):
+        return Subject(name=policy, source=policy)
+    run_dir, step, source = RunDir(path.resolve().parents[1]), read_state(path).step, path / POLICY_FOLDER
+    if not run_dir.config_file.is_file():
+        return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)
+    if run_dir.journal_file.exists():
+        check_run(run_dir)
+    return subject_of_run(run_dir, source, step)
 
 
 def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
@@ -74,20 +80,6 @@ def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
         frozen_data=run_dir.data if (run_dir.data / MANIFEST_FILE).exists() else None,
         import_from=origin.import_from,
     )
-
-
-def _is_checkpoint(path: Path) -> bool:
-    configs = [path / POLICY_FOLDER / name for name in ("config.json", ADAPTER_CONFIG)]
-    return any(config.is_file() for config in configs) and (path / "state.json").is_file()
-
-
-def _of_checkpoint(path: Path, run_dir: RunDir) -> Subject:
-    step, source = read_state(path).step, path / POLICY_FOLDER
-    if run_dir.config_file.is_file():
-        if run_dir.journal_file.exists():
-            check_run(run_dir)
-        return subject_of_run(run_dir, source, step)
-    return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,18 +97,10 @@ class EvaluationPlan:
     """Frozen prompts of the run that made the policy."""
 
 
-def choose_prompts(
-    subject: Subject, config: str | None, overrides: Mapping[str, Any], base: RunConfig, resolved: RunConfig
-) -> Literal["own", "split", "all"]:
-    """Return on which prompts a policy is evaluated, as `EvaluationPlan.prompts`."""
-    if "data.source" in overrides:
-        return "all"
-    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
-    return "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
-
-
-def configure_evaluation(subject: Subject, config: str | None, overrides: Mapping[str, Any]) -> tuple[RunConfig, RunConfig]:
-    """Return the configuration that the evaluation starts from, and its own."""
+def configure_evaluation(
+    subject: Subject, config: str | None, overrides: Mapping[str, Any]
+) -> tuple[RunConfig, RunConfig, Literal["own", "split", "all"]]:
+    """Return the configuration that the evaluation starts from, its own, and its prompts as `EvaluationPlan` has them."""
     base = load_config(config) if config else subject.config
     if base is None:
         raise ConfigError(
@@ -131,7 +115,11 @@ def configure_evaluation(subject: Subject, config: str | None, overrides: Mappin
     }
     if "data.source" in overrides:  # another source: all of its rows, whatever the base configuration took of its own
         given |= {"data.eval_fraction": 0.0, "data.size": None, "evaluation.num_prompts": None}
-    return base, validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
+    resolved = validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
+    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
+    if "data.source" in overrides:
+        return base, resolved, "all"
+    return base, resolved, "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
 
 
 def _model_keys(subject: Subject) -> dict[str, Any]:

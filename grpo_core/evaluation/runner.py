@@ -2,8 +2,7 @@
 
 import gc
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,35 +13,27 @@ from grpo_core.config import RunConfig
 from grpo_core.data.prepare import load_frozen, read_manifest
 from grpo_core.errors import cause
 from grpo_core.evaluation.held_out import is_evaluated
-from grpo_core.evaluation.results import HELD_OUT, write_evaluation
-from grpo_core.evaluation.statistics import Estimate, mean_estimate, mean_share, pass_at_k, proportion
+from grpo_core.evaluation.results import (
+    HELD_OUT,
+    Estimate,
+    mean_estimate,
+    mean_share,
+    pass_at_k,
+    proportion,
+    write_evaluation,
+)
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.rewards.base import Reward, call, load_rewards, start_workers
-from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json
+from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json, read_verdicts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
 from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedCompletion:
-    """One completion of one prompt."""
-
-    prompt_id: int
-    sample: int
-    """0, 1, ... of the sampled ones; -1 for the greedy one."""
-    prompt: str
-    completion: str
-    answer: str | None
-    score: float | None
-    correct: bool
-    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +43,9 @@ class EvalResult:
     num_prompts: int
     estimates: dict[str, Estimate]
     """By metric key."""
-    completions: tuple[EvaluatedCompletion, ...]
+    completions: Sequence[dict[str, Any]]
+    """Rows of its table: `prompt_id`, `sample` (0, 1, ... of the sampled ones, -1 for the greedy one), `prompt`, `completion`,
+    `answer`, `score`, `correct`, `tokens`."""
     judged: tuple[Judgement, ...] = ()
     """Of the greedy completions, then of the sampled ones, where the verifier has a bound."""
 
@@ -62,8 +55,11 @@ class EvalResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures and intervals, without the completions."""
-        estimates = {key: asdict(value) for key, value in self.estimates.items()}
-        return {"num_prompts": self.num_prompts, "estimates": estimates, **judged_json(self.judged)}
+        return {
+            "num_prompts": self.num_prompts,
+            "estimates": {key: asdict(value) for key, value in self.estimates.items()},
+            **judged_json(self.judged),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +69,7 @@ class Evaluator:
     policy: Policy
     verifier: Reward
     config: RunConfig
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    verdicts: Verdicts = field(default_factory=dict)
     """Given before, on completions that exceeded the verifier's bound."""
 
     def evaluate(self, prompts: Sequence[Prompt], samples: int, name: str = HELD_OUT) -> EvalResult:
@@ -81,49 +77,48 @@ class Evaluator:
 
         The random numbers are those of the eval stream at step 0, so every evaluation of a run uses the same.
         """
-        greedy, judged = self._complete(prompts, group_size=1, temperature=0.0)
-        correct = [row.correct for row in greedy]
+        rows, judged = self._complete(prompts, group_size=1, temperature=0.0)
         key = f"eval/{name}"
         estimates = {
-            f"{key}/greedy_accuracy": proportion(sum(correct), len(correct)),
-            f"{key}/greedy_score": mean_estimate([row.score or 0.0 for row in greedy]),
-            f"{key}/completion_tokens": mean_estimate([row.tokens for row in greedy]),
+            f"{key}/greedy_accuracy": proportion(sum(row["correct"] for row in rows), len(rows)),
+            f"{key}/greedy_score": mean_estimate([row["score"] or 0.0 for row in rows]),
+            f"{key}/completion_tokens": mean_estimate([row["tokens"] for row in rows]),
         }
-        sampled: tuple[EvaluatedCompletion, ...] = ()
         if samples:
-            temperature = self.config.rollout.temperature
-            sampled, more = self._complete(prompts, group_size=samples, temperature=temperature)
-            judged += more
-        of_prompts = [sampled[start : start + samples] for start in range(0, len(sampled), max(1, samples))]
-        counts = [sum(row.correct for row in of_prompt) for of_prompt in of_prompts]
-        for k in self.config.evaluation.k if samples else ():
-            estimates[f"{key}/pass_at_{k}"] = mean_share([pass_at_k(samples, count, k) for count in counts])
-        return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled), judged=tuple(judged))
+            sampled, more = self._complete(prompts, group_size=samples, temperature=self.config.rollout.temperature)
+            rows, judged = rows + sampled, judged + more
+            starts = range(0, len(sampled), samples)
+            counts = [sum(row["correct"] for row in sampled[start : start + samples]) for start in starts]
+            for k in self.config.evaluation.k:
+                estimates[f"{key}/pass_at_{k}"] = mean_share([pass_at_k(samples, count, k) for count in counts])
+        return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=rows, judged=judged)
+
+    def accepts(self, scores: Sequence[float | None]) -> list[bool]:
+        """Return which scores the verifier accepts; an unscorable completion, None or NaN, is not accepted."""
+        return [score is not None and score >= self.config.evaluation.pass_score for score in scores]
 
     def _complete(
         self, prompts: Sequence[Prompt], group_size: int, temperature: float
-    ) -> tuple[tuple[EvaluatedCompletion, ...], list[Judgement]]:
+    ) -> tuple[list[dict[str, Any]], tuple[Judgement, ...]]:
         settings = replace(SamplingSettings.of(self.config.rollout), group_size=group_size, temperature=temperature)
-        key = RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0)
-        sampled = self.policy.sample(prompts, settings, key)
+        sampled = self.policy.sample(prompts, settings, RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0))
         texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
-        scores, judgement = call(self.verifier, repeated, texts, self.verdicts)
-        rows = zip(repeated, texts, scores, sampled.lengths().tolist(), strict=True)
-        completions = tuple(
-            EvaluatedCompletion(
-                prompt_id=prompt.id,
-                sample=-1 if temperature == 0 else index % group_size,
-                prompt=prompt.text,
-                completion=text,
-                answer=None if prompt.columns.get("answer") is None else str(prompt.columns["answer"]),
-                score=value,
-                correct=is_correct(value, self.config.evaluation.pass_score),
-                tokens=int(length),
-            )
-            for index, (prompt, text, value, length) in enumerate(rows)
-        )
-        return completions, [] if judgement is None else [judgement]
+        scores, judged = call(self.verifier, repeated, texts, self.verdicts)
+        rows = zip(repeated, texts, scores, self.accepts(scores), sampled.lengths().tolist(), strict=True)
+        return [
+            {
+                "prompt_id": prompt.id,
+                "sample": -1 if temperature == 0 else index % group_size,
+                "prompt": prompt.text,
+                "completion": text,
+                "answer": None if prompt.columns.get("answer") is None else str(prompt.columns["answer"]),
+                "score": value,
+                "correct": correct,
+                "tokens": int(length),
+            }
+            for index, (prompt, text, value, correct, length) in enumerate(rows)
+        ], judged
 
 
 def open_evaluator(
@@ -140,7 +135,7 @@ def open_evaluator(
     pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
     rewards, verdicts = open_rewards(config, run_dir)
-    verifier = pick_verifier(rewards, config.evaluation.verifier)
+    verifier = pick_verifier(rewards, config)
     start_workers([verifier])
     policy = open_policy(folder, config, stored_initial)
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
@@ -163,8 +158,7 @@ def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: st
     _, prompts = load_frozen(run_dir.data)
     result = evaluator.evaluate(prompts[: settings.num_prompts], settings.samples, name)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    table = pandas.DataFrame([asdict(row) for row in result.completions])
-    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False))
+    write_evaluation(run_dir, policy, facts, lambda file: pandas.DataFrame(result.completions).to_parquet(file, index=False))
 
 
 def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
@@ -175,17 +169,15 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
     where it is evaluated already, or where the newest checkpoint is another policy than the one after `step`.
     """
     try:
-        checkpoints = list_checkpoints(run_dir.checkpoints)
-        is_saved = bool(checkpoints) and step_of(checkpoints[-1]) == step
-        if not is_saved or read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, "final", step):
-            return
-        for parameter in evaluator.policy.parameters():
-            parameter.grad = None
-        gc.collect()  # optimizer and schedule refer to each other
-        evaluate_run(run_dir, evaluator, policy="final", name=HELD_OUT, step=step)
+        saved = [step_of(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)[-1:]]
+        if saved == [step] and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step):
+            for parameter in evaluator.policy.parameters():
+                parameter.grad = None
+            gc.collect()  # optimizer and schedule refer to each other
+            evaluate_run(run_dir, evaluator, policy="final", name=HELD_OUT, step=step)
     except Exception as error:  # noqa: BLE001  (the training is done, whatever a reward function or a disk does now)
-        text = "the evaluation of the final policy failed and will be made again, in a process of its own (%s: %s)"
-        logger.warning(text, type(error).__name__, cause(error))
+        fault = f"{type(error).__name__}: {cause(error)}"
+        logger.warning("evaluation of the final policy failed and will be made again, in a process of its own (%s)", fault)
 
 
 def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Reward, ...], Verdicts]:
@@ -195,21 +187,12 @@ def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Rewar
         RewardError: a function cannot be imported.
         JournalError: a journal cannot be read.
     """
-    return load_rewards(config.rewards), Verdicts(() if run_dir is None else _records(run_dir))
+    folders = () if run_dir is None else (run_dir, RunDir(run_dir.original))
+    journals = [folder.journal_file for folder in folders if folder.journal_file.exists()]
+    given = (record.data for file in journals for record in read_records(file))  # superseded ones, too
+    return load_rewards(config.rewards), read_verdicts(given)
 
 
-def _records(run_dir: RunDir) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a run, superseded ones included, and those of the run that it repeats."""
-    for folder in (run_dir, RunDir(run_dir.original)):
-        if folder.journal_file.exists():
-            yield from (record.data for record in read_records(folder.journal_file))
-
-
-def is_correct(score: float | None, pass_score: float) -> bool:
-    """Return whether the verifier accepts; an unscorable completion is not accepted."""
-    return score is not None and not math.isnan(score) and score >= pass_score
-
-
-def pick_verifier(rewards: Sequence[Reward], name: str | None) -> Reward:
-    """Return the reward function that decides what is correct: the named one, else the first."""
-    return next((reward for reward in rewards if reward.fn == name), rewards[0])
+def pick_verifier(rewards: Sequence[Reward], config: RunConfig) -> Reward:
+    """Return the reward function that decides what is correct: `evaluation.verifier`, else the first."""
+    return next((reward for reward in rewards if reward.fn == config.evaluation.verifier), rewards[0])

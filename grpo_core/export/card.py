@@ -3,24 +3,83 @@
 All text of users, models and data is shown as text (`text.py`), without passwords and without folders of this machine.
 """
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
-from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, evaluations_after
-from grpo_core.evaluation.statistics import Estimate
+from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, Estimate, evaluations_after
 from grpo_core.export.choice import ExportPlan
-from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.policy.lora.facts import START
+from grpo_core.policy.sources.find import MADE_HERE, folder_of
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.provenance import sources_of
 from grpo_core.run.summary import compare_evaluations
-from grpo_core.text import for_code, for_markdown, markdown_table
+from grpo_core.text import for_code, for_markdown, markdown_table, redact_uri
+
+FILE, HUB = "file:", "hub:"
+_FOLDERS = re.compile(r"(?:(?<=file:)|(?<![\w<./:~-]))(?:~[\w.-]*)?/(?:[^\s/'\"<>|]+/)+")
+"""The folders of an absolute path; of an address (`https://...`) and of a closing tag (`</answer>`) it matches nothing."""
+PLACES = ("model.source", "data.source", "training.python", "rollout.vllm.python", "model.lora.init_from")
+"""Keys whose value may be a path: of one that is, only the last name is shown."""
+
+
+def public_text(text: str) -> str:
+    """Return a text without the folders of the paths in it, and without passwords.
+
+    >>> public_text("read /home/ada/data/train.jsonl, see https://host/a/b"), public_text("<answer>1</answer>")
+    ('read …/train.jsonl, see https://host/a/b', '<answer>1</answer>')
+    """
+    return _FOLDERS.sub("…/", redact_uri(text))
+
+
+def public_value(key: str, value: Any) -> str:
+    """Return the value of a key of the configuration as a card shows it.
+
+    >>> public_value("model.source", "/home/ada/my models/tiny"), public_value("loss.beta", None)
+    ('…/tiny', 'null')
+    """
+    if key in PLACES and isinstance(value, str):
+        return public_source(value)
+    return public_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def public_source(source: str) -> str:
+    """Return what a model or data source is called: of a file or folder that is not given from here on, its last name.
+
+    >>> public_source("file:/home/ada/train.jsonl"), public_source("hub:openai/gsm8k"), public_source("bundled:smollm2-135m")
+    ('file:…/train.jsonl', 'hub:openai/gsm8k', 'bundled:smollm2-135m')
+    """
+    kind = FILE if source.startswith(FILE) else ""
+    path = PurePath(source.removeprefix(FILE))
+    is_elsewhere = path.is_absolute() or path.parts[:1] == ("..",) or source.startswith("~")
+    return f"{kind}…/{redact_uri(path.name)}" if is_elsewhere else public_text(source)
+
+
+def hub_id(source: str) -> str | None:
+    """Return the id on the hub of a `model.source`; None where it is something else.
+
+    >>> hub_id("Qwen/Qwen2.5-0.5B"), hub_id("bundled:smollm2-135m"), hub_id("../models/tiny")
+    ('Qwen/Qwen2.5-0.5B', None, None)
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    if source.startswith(MADE_HERE) or "/" not in source or folder_of(source) is not None:
+        return None
+    try:
+        validate_repo_id(source)
+    except HFValidationError:
+        return None
+    return source
+
 
 KL = (
     ("kl/ref/drift", "kl/ref/drift_se", "the reference", "k1"),
@@ -56,9 +115,9 @@ class Evaluated:
 
     key: str
     set_name: str
-    num_prompts: int | None
+    num_prompts: int
     base: str | None
-    """With its 95 % interval where that is known; None = not evaluated."""
+    """With its 95 % interval; None = not evaluated."""
     policy: str | None
 
 
@@ -77,22 +136,20 @@ def drift_of(history: Sequence[Record], step: int) -> list[Drift]:
     for key, error, origin, how in KL:
         record = next((record for record in reversed(steps) if key in record.metrics), None)
         if record is not None:
-            values = record.metrics
             since = max((sync.step for sync in history if sync.kind == "ref_sync" and sync.step < record.step), default=None)
             synced = f" synchronised after step {since}" if origin == "the reference" and since is not None else ""
-            measured = "exact" if key.replace("/drift", "/full") in values and how == "k1" else how
-            what, known = f"to {origin}{synced}, {measured}", values.get(error, math.nan)
-            size = None if math.isnan(known) else known  # of one prompt none is known
-            found.append(Drift(key=key, what=what, value=values[key], error=size, policy_step=record.step - 1))
+            measured = "exact" if key.replace("/drift", "/full") in record.metrics and how == "k1" else how
+            size = record.metrics.get(error, math.nan)
+            found.append(
+                Drift(
+                    key=key,
+                    what=f"to {origin}{synced}, {measured}",
+                    value=record.metrics[key],
+                    error=None if math.isnan(size) else size,  # of one prompt none is known
+                    policy_step=record.step - 1,
+                )
+            )
     return found
-
-
-def mean_kl(history: Sequence[Record], step: int) -> tuple[int, int, float] | None:
-    """Return (first step, last step, mean of kl/ref/drift) over the last steps before a policy; None where there are none."""
-    records = [r for r in history if r.kind == "step" and r.step <= step and "kl/ref/drift" in r.metrics][-LAST_STEPS:]
-    if not records:
-        return None
-    return records[0].step, records[-1].step, sum(record.metrics["kl/ref/drift"] for record in records) / len(records)
 
 
 def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
@@ -100,26 +157,14 @@ def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
     base, policy = (evaluations_after(history, wanted) for wanted in (0, step))
     found = []
     for name in dict.fromkeys((HELD_OUT, HELD_OUT_SAMPLE, *policy, *base)):
-        records = [evaluations[name] for evaluations in (policy, base) if name in evaluations]
-        count = next((record.data.get("num_prompts") for record in records), None)
+        records = [evaluations[name].data if name in evaluations else {} for evaluations in (policy, base)]
+        after, before = ({key: str(Estimate(**facts)) for key, facts in data.get("estimates", {}).items()} for data in records)
+        num_prompts = (records[0] or records[1]).get("num_prompts", 0)
         found += [
-            Evaluated(
-                key=key,
-                set_name=name,
-                num_prompts=count if isinstance(count, int) else None,
-                base=_shown(base.get(name), key),
-                policy=_shown(policy.get(name), key),
-            )
-            for key in dict.fromkeys(key for record in records for key in record.metrics)
+            Evaluated(key=key, set_name=name, num_prompts=num_prompts, base=before.get(key), policy=after.get(key))
+            for key in {**after, **before}
         ]
     return found
-
-
-def _shown(record: Record | None, key: str) -> str | None:
-    if record is None or key not in record.metrics:
-        return None
-    facts: Any = record.data.get("estimates")
-    return str(Estimate(**facts[key])) if isinstance(facts, dict) and key in facts else f"{record.metrics[key]:.3f}"
 
 
 CARD_FILE = "README.md"
@@ -164,12 +209,10 @@ def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]
         "Reproduce": _reproduce(run_dir, facts),
         "Versions": _versions(facts),
     }
-    body = [f"# {for_markdown(public_text(title))}"]
-    for heading, lines in sections.items():
-        body += ["", f"## {heading}", "", *lines]
+    body = [line for heading, lines in sections.items() for line in ("", f"## {heading}", "", *lines)]
     keys = ("data_digest", "model_digest", "adapter_digest", "config_digest")
     return Card(
-        text="\n".join([front_matter(plan), *body, ""]),
+        text="\n".join([front_matter(plan), f"# {for_markdown(public_text(title))}", *body, ""]),
         title=public_text(title),
         drift=tuple(drift),
         evaluations=tuple(evaluations),
@@ -181,8 +224,8 @@ def front_matter(plan: ExportPlan) -> str:
     """Return the YAML block by which the hub files a model."""
     from huggingface_hub import ModelCardData
 
-    base, data = hub_id(plan.config.model.source), hub_data(plan.config.data.source)
-    is_adapter = plan.form == "adapter"
+    base, source, is_adapter = hub_id(plan.config.model.source), plan.config.data.source, plan.form == "adapter"
+    data = hub_id(source.removeprefix(HUB)) if source.startswith(HUB) else None
     facts = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=TASK,
@@ -232,10 +275,9 @@ def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
         ]
         serve = "vllm serve FOLDER"
     code.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
-    template = (
-        "with the tokenizer's chat template" if plan.config.data.chat_template else "as plain text, without a chat template"
-    )
-    system = " and a system prompt (below)" if plan.config.data.system_prompt else ""
+    data = plan.config.data
+    template = "with the tokenizer's chat template" if data.chat_template else "as plain text, without a chat template"
+    system = " and a system prompt (below)" if data.system_prompt else ""
     return [
         *("```python", *code, "```", ""),
         f"Prompts were given {template}{system}; sampling was at temperature "
@@ -248,7 +290,7 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
     rows = [
         [
             _code(one.set_name),
-            "" if one.num_prompts is None else str(one.num_prompts),
+            str(one.num_prompts),
             _code(one.key.rpartition("/")[2]),
             one.base or "not evaluated",
             one.policy or "not evaluated",
@@ -272,10 +314,12 @@ def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) 
         [_code(one.key), one.what, f"{one.value:.4g}", "" if one.error is None else f"{one.error:.2g}", str(one.policy_step)]
         for one in drift
     ]
-    table = markdown_table(["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"], rows)
-    lines = [table, ""]
-    if mean := mean_kl(history, plan.step):
-        lines.append(f"Mean of `kl/ref/drift` over steps {mean[0]} to {mean[1]}: {mean[2]:.4g}.")
+    head = ["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"]
+    lines = [markdown_table(head, rows), ""]
+    steps = {record.step: record.metrics for record in history if record.kind == "step" and record.step <= plan.step}
+    last = {step: metrics["kl/ref/drift"] for step, metrics in [*steps.items()][-LAST_STEPS:]}
+    if last:
+        lines.append(f"Mean of `kl/ref/drift` over steps {min(last)} to {max(last)}: {sum(last.values()) / len(last):.4g}.")
     if not any(one.key == "kl/init/drift" for one in drift) and not plan.state.sync_count:
         lines.append("No synchronisation had taken place: the reference is the initial policy.")
     if not any(one.key == "kl/probe/full" for one in drift):
@@ -289,8 +333,8 @@ def _configuration(config: RunConfig, origin: Origin) -> list[str]:
     for key in dict.fromkeys((*changes_between(RunConfig(), config), *origin.changes)):
         if key in HIDDEN_KEYS or key.startswith("tracking.labels") or key not in values:
             continue
-        preset = origin.changes[key][0] if key in origin.changes else values[key]
-        rows.append([for_code(key), _cell(key, values[key]), _cell(key, preset), _cell(key, defaults.get(key))])
+        shown = (values[key], origin.changes[key][0] if key in origin.changes else values[key], defaults.get(key))
+        rows.append([for_code(key), *(_cell(key, value) for value in shown)])
     head = ["Key", "This run", f"Preset {_text(origin.preset)}", "Default"]
     return [markdown_table(head, rows)] if rows else ["Every key has its default."]
 
@@ -301,23 +345,21 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _digests(plan: ExportPlan, facts: Mapping[str, Any]) -> list[str]:
+    def digest(key: str) -> str:
+        return _code(str(facts[key])) if facts.get(key) else "not recorded"
+
     config, start = plan.config, sources_of(plan.config).get(START)
-    began_with = [] if start is None else [f"- begun with the adapter {_named(start)} {_digest(facts, 'adapter_digest')}"]
+    weights = {"base": (config.model.source, "model_digest"), "begun with the adapter": (start, "adapter_digest")}
     return [
-        f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {_digest(facts, 'data_digest')}",
-        f"- base: {_named(config.model.source)} {_digest(facts, 'model_digest')}",
-        *began_with,
-        f"- configuration: SHA-256 {_digest(facts, 'config_digest')}",
+        f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {digest('data_digest')}",
+        *(
+            f"- {what}: {_code(public_source(source))}, SHA-256 of its weights {digest(key)}"
+            for what, (source, key) in weights.items()
+            if source is not None
+        ),
+        f"- configuration: SHA-256 {digest('config_digest')}",
         "- this folder: SHA-256 of each file in `grpo_export.json`",
     ]
-
-
-def _named(source: str) -> str:
-    return f"{_code(public_source(source))}, SHA-256 of its weights"
-
-
-def _digest(facts: Mapping[str, Any], key: str) -> str:
-    return _code(str(facts[key])) if facts.get(key) else "not recorded"
 
 
 def _reproduce(run_dir: RunDir, facts: Mapping[str, Any]) -> list[str]:

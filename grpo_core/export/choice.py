@@ -67,12 +67,6 @@ def plan_export(run_dir: RunDir, wish: ExportWish) -> ExportPlan:
         raise ConfigError(f"--adapter: the run {run_dir.path} trained all weights (model.lora is null), it has no adapter")
     if form == "adapter" and wish.dtype != "float32":
         raise ConfigError(f"--dtype {wish.dtype}: an adapter is exported as it was trained, in float32; give --merged")
-    checkpoint = _checkpoint(run_dir, wish)
-    state = read_state(checkpoint)
-    return ExportPlan(run_dir=run_dir, config=config, checkpoint=checkpoint, state=state, form=form, dtype=wish.dtype)
-
-
-def _checkpoint(run_dir: RunDir, wish: ExportWish) -> Path:
     if wish.best and wish.step is not None:
         raise ConfigError(f"--best and --step {wish.step}: each names a checkpoint; give one of them")
     there = {step_of(path): path for path in list_checkpoints(run_dir.checkpoints)}
@@ -82,10 +76,9 @@ def _checkpoint(run_dir: RunDir, wish: ExportWish) -> Path:
     wanted = wish.step or (read_state(there[newest]).best_step if wish.best else newest)
     steps = few_names(sorted(there), MOST_STEPS_SHOWN)
     if wanted is None:
-        raise ModelError(
-            f"run dir {run_dir.path}: no step of it was evaluated (evaluation.every_steps), so none is the best; "
-            f"give --step N, of {steps}"
-        )
+        what = "no step of it was evaluated (evaluation.every_steps), so none is the best; give --step N, of"
+        raise ModelError(f"run dir {run_dir.path}: {what} {steps}")
     if wanted not in there:
         raise ModelError(f"run dir {run_dir.path}: has no checkpoint of step {wanted}; there are those of step {steps}")
-    return there[wanted]
+    state = read_state(there[wanted])
+    return ExportPlan(run_dir=run_dir, config=config, checkpoint=there[wanted], state=state, form=form, dtype=wish.dtype)

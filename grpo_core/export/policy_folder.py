@@ -1,21 +1,28 @@
-"""Write the export of a run: a verified checkpoint, in a folder that other libraries load, with its card."""
+"""Write the export of a run: a verified checkpoint, in a folder that other libraries load, with its card.
 
+It is written beside its name and renamed, in the place of an earlier export that nobody changed.
+
+NAME/                 the export; its manifest lists every file with its SHA-256
+.NAME.partial/        the one that is being written; the next export removes what a kill has left
+"""
+
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import ModelError, raised_as
-from grpo_core.export.card import CARD_FILE, Card, write_card
-from grpo_core.export.choice import EXPORTS, ExportPlan, ExportWish, plan_export
-from grpo_core.export.place import placed_whole
-from grpo_core.export.public import hub_id
-from grpo_core.machine.disk import write_whole
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.errors import FolderError, ModelError, few_names, raised_as
+from grpo_core.export.card import CARD_FILE, Card, hub_id, write_card
+from grpo_core.export.choice import EXPORTS, Dtype, ExportPlan, ExportWish, plan_export
+from grpo_core.machine.disk import exchange, flush, flush_all, remove, sha256_of, whole_or_gone, write_whole
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
 from grpo_core.policy.sources.find import folder_of, model_here
+from grpo_core.run.flow_folder import MARKER_FILE, FlowDir, Kind, refuse_special_place, write_marker
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.provenance import BASE, find_model, other_weights, weights_here
@@ -62,12 +69,12 @@ def export_policy(
     Raises:
         ConfigError: what is asked for contradicts the run.
         ModelError: there is no such checkpoint, it is damaged, or the base of an adapter cannot be used.
-        FolderError: the folder is not an export of ours, was changed, or another export is writing it.
+        FolderError: the folder is not an export of ours, was changed, or cannot be written.
         JournalError: the run's journal is damaged, or the disk is full.
     """
     plan = plan_export(run_dir, wish)
     history = check_run(run_dir).history
-    target = folder if folder is not None else EXPORTS / plan.name
+    target = folder or EXPORTS / plan.name
     report(f"exporting {plan.checkpoint} to {target}")
     facts = {
         "format": FORMAT,
@@ -85,8 +92,8 @@ def export_policy(
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
-WEIGHTS_FILE = "model.safetensors"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+WEIGHT_FILES = ("model.safetensors", "adapter_config.json", "adapter_model.safetensors")
+"""What new weights take the place of; they are written into the first."""
 
 
 def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
@@ -98,70 +105,52 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
     gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); a training that is under way may have removed it: export again"
     with raised_as(ModelError, gone, OSError):
         plan.checkpoint.stat()
-        vouched = verify_checkpoint(plan.checkpoint)
-        files = [Path(name) for name in sorted(vouched) if Path(name).parts[0] == POLICY_FOLDER]
-        if plan.config.model.lora is not None and plan.form == "merged":
-            _write_merged(plan, files, folder)
-        else:
-            _write_copy(plan, files, folder)
+        files = [Path(name) for name in sorted(verify_checkpoint(plan.checkpoint)) if Path(name).parts[0] == POLICY_FOLDER]
+        weights = _weights(plan, folder)
+        for file in files:
+            if weights is None or file.name not in WEIGHT_FILES:
+                target = folder / file.relative_to(POLICY_FOLDER)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(plan.checkpoint / file, target)
+        if weights is not None:
+            _save(weights, plan.dtype, folder)
     if plan.form == "merged":
-        _set_dtype(folder / "config.json", plan.dtype)
-    about = _about_base(plan) if plan.form == "adapter" else ()
-    return (*_about_figures(plan), *about, *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
+        config = read_json(folder / "config.json")
+        for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+            section |= {key: plan.dtype for key in ("dtype", "torch_dtype") if key in section}
+        _write_like_transformers(folder / "config.json", config)
+    return (*_about_figures(plan), *_about_base(plan), *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
 
 
-def _write_copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
-    """Write the files of a checkpoint's policy, its weights in another type where that is asked for."""
+def _weights(plan: ExportPlan, folder: Path) -> Mapping[str, Any] | None:
+    """Return the weights that are written in place of the checkpoint's, if any; of a merged model, write all other files."""
     from safetensors.torch import load_file
 
-    if plan.dtype == "float32":
-        _copy(plan, files, folder)
-    else:
-        _copy(plan, [file for file in files if file.name != WEIGHTS_FILE], folder)
-        _save(load_file(plan.checkpoint / POLICY_FOLDER / WEIGHTS_FILE), plan, folder)
-
-
-def _write_merged(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
-    """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
     from grpo_core.policy.loading import open_policy
     from grpo_core.policy.weights import as_on_hub
 
-    config = plan.config
+    config, policy_folder = plan.config, plan.checkpoint / POLICY_FOLDER
+    if plan.form == "adapter" or (config.model.lora is None and plan.dtype == "float32"):
+        return None
+    if config.model.lora is None:
+        return load_file(policy_folder / WEIGHT_FILES[0])
     # Where products are computed in bfloat16, the base is rounded to it; here nothing is computed, and fp32 is what it is.
     model = config.model.model_copy(update={"dtype": "float32"})
     training = config.training.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
     if (fault := _why_other_base(plan, find_model(plan.run_dir))) is not None:
         raise ModelError(f"{fault}; merged with them it would be another policy: restore them")
-    in_float32 = config.model_copy(update={"model": model, "training": training})
-    policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
+    policy = open_policy(policy_folder, config.model_copy(update={"model": model, "training": training}))
     policy.model.save_pretrained(folder, state_dict={})  # all but the weights
-    _copy(plan, [file for file in files if file.name not in ADAPTER_FILES], folder)
-    _save(as_on_hub(policy.model, dict(policy.merged_weights())), plan, folder)
+    return as_on_hub(policy.model, dict(policy.merged_weights()))
 
 
-def _copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
-    for file in files:
-        target = folder / file.relative_to(POLICY_FOLDER)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.checkpoint / file, target)
-
-
-def _save(weights: Mapping[str, Any], plan: ExportPlan, folder: Path) -> None:
+def _save(weights: Mapping[str, Any], dtype: Dtype, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
-    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    cast = {name: one.to(getattr(torch, dtype)) if one.is_floating_point() else one for name, one in weights.items()}
     whole = {name: tensor.detach().contiguous() for name, tensor in cast.items()}
-    save_file(whole, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-
-
-def _set_dtype(file: Path, dtype: str) -> None:
-    """Let the configuration of a model name the type of its weights."""
-    config = read_json(file)
-    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
-        section |= {key: dtype for key in ("dtype", "torch_dtype") if key in section}
-    _write_like_transformers(file, config)
+    save_file(whole, folder / WEIGHT_FILES[0], metadata={"format": "pt"})
 
 
 def _why_other_base(plan: ExportPlan, folder: Path) -> str | None:
@@ -187,8 +176,9 @@ def _about_figures(plan: ExportPlan) -> Iterator[str]:
 
 def _about_base(plan: ExportPlan) -> Iterator[str]:
     source = plan.config.model.source
-    folder = model_here(source)
-    if folder is not None and (fault := _why_other_base(plan, folder)) is not None:
+    if plan.form == "merged":
+        return
+    if (folder := model_here(source)) is not None and (fault := _why_other_base(plan, folder)) is not None:
         yield f"{fault}: the adapter fits those of the training alone"
     if hub_id(source) is None:
         yield (
@@ -221,3 +211,72 @@ def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:
 
 def _write_like_transformers(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+KIND: Kind = "export"
+MANIFEST_FILE = "grpo_export.json"
+OTHER = "Nothing was changed; move it away, or give another --to"
+SHOWN_FILES = 4
+
+
+@contextlib.contextmanager
+def placed_whole(target: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield an empty folder beside `target`; what is inside fills it, and at the end it takes the target's place.
+
+    Where what is inside fails, nothing is left of it, and the target is as it was.
+
+    Args:
+        target: the export; may lie behind a link.
+        facts: that its manifest holds, beside its files.
+
+    Raises:
+        FolderError: the target is not an export of ours, was changed since, or cannot be written.
+        DiskFullError: the disk is full.
+    """
+    refuse_special_place(target, "export folder")
+    place = target.resolve()
+    scratch = place.with_name(f".{place.name}.partial")
+    unwritable = f"export folder {target}: cannot be written ({{cause}}); give another --to"
+    with raised_as(FolderError, unwritable, OSError):
+        for folder in (place, scratch):
+            _require_ours(folder)
+        if place.exists() and FlowDir(place).marker() is not None and (changed := changed_files(place)):
+            names = few_names(changed, SHOWN_FILES)
+            raise FolderError(f"export folder {place}: is an earlier export that was changed since ({names}). {OTHER}")
+        remove(scratch)
+        with whole_or_gone(f"export {place.name}", scratch):
+            scratch.mkdir(parents=True)
+            write_marker(scratch, KIND)
+            yield scratch
+            write_json(scratch / MANIFEST_FILE, {**facts, "files": _digests(scratch)})
+            flush_all(scratch)
+        if not place.exists():
+            os.replace(scratch, place)
+        elif fault := exchange(scratch, place):
+            raise FolderError(f"export folder {place}: cannot be replaced in one step here ({fault}); remove it first")
+        flush(place.parent)
+        remove(scratch)  # the earlier one
+
+
+def _require_ours(folder: Path) -> None:
+    marker = FlowDir(folder).marker() if folder.exists() else None
+    if marker is not None and marker.kind != KIND:
+        raise FolderError(f"export folder {folder}: is the folder of a {marker.kind}. {OTHER}")
+    if marker is None and folder.exists() and (names := sorted(path.name for path in folder.iterdir())):
+        raise FolderError(f"export folder {folder}: is no export; it holds {few_names(names, SHOWN_FILES)}. {OTHER}")
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the files of an export that are not as it wrote them: changed, added or gone."""
+    try:
+        written = dict(read_json(folder / MANIFEST_FILE)["files"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return [MANIFEST_FILE]
+    found = _digests(folder)
+    return sorted(name for name in {*written, *found} if written.get(name) != found.get(name))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return {file: SHA-256} of everything in an export but its marker and manifest."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: sha256_of(path) for name, path in files.items() if name not in (MARKER_FILE, MANIFEST_FILE)}

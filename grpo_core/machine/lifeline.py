@@ -1,7 +1,7 @@
 """The lifeline of a child process: an inherited pipe whose other end is held by the process that started it.
 
 End-of-file on it means that this process has died, however it died. A training looks at it between steps
-(`training/signals.py`); a process with nothing to save ends at once.
+(`training/ending.py`); a process with nothing to save ends at once.
 """
 
 import os

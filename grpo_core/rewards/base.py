@@ -10,7 +10,6 @@ gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in i
 """
 
 import importlib
-import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.derived import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, reward_name
-from grpo_core.errors import RewardError, cause, few_names, name_of
+from grpo_core.errors import RewardError, cause, name_of
 from grpo_core.machine.jsonfile import json_copy
 from grpo_core.rewards.bounded import (
     CPU_SECONDS,
@@ -35,8 +34,6 @@ from grpo_core.rewards.bounded import (
 )
 from grpo_core.rewards.call_guard import Overrun, call_bounded
 from grpo_core.types import Prompt
-
-logger = logging.getLogger(__name__)
 
 MESSAGES_NOT_TEXT = (
     "With data.chat_template: true, a reward function gets each prompt and completion as a list of messages, as in TRL: "
@@ -116,8 +113,7 @@ def _import(fn: str) -> Any:
 
 def start_workers(rewards: Sequence[Reward]) -> None:
     """Begin to start the workers that reward functions need, if any, beside what comes before the first completions."""
-    judges = [reward.function.judge for reward in rewards if isinstance(reward.function, BoundedReward)]
-    if judges:
+    if judges := [reward.function.judge for reward in rewards if isinstance(reward.function, BoundedReward)]:
         WORKERS.start(judges)
 
 
@@ -130,75 +126,66 @@ def score(
         rewards: the functions.
         prompts: B of them.
         texts: the completions.
-        verdicts: what was given before; a batch among them is not judged anew.
+        verdicts: what was given before; a batch among them is not judged anew, and another one is added.
 
     Raises:
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
     called = [call(reward, prompts, texts, verdicts) for reward in rewards]
-    totals = []
-    for row in range(len(texts)):
-        pairs = [(reward.weight, values[row]) for reward, (values, _) in zip(rewards, called, strict=True)]
-        known = [weight * value for weight, value in pairs if value is not None]
+    weights, totals = [reward.weight for reward in rewards], []
+    for values in zip(*(scores for scores, _ in called), strict=True):
+        known = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
         totals.append(sum(known) if known else math.nan)
     return ScoredCompletions(
         total=tuple(totals),
         breakdown={reward.name: values for reward, (values, _) in zip(rewards, called, strict=True)},
-        judged=tuple(judgement for _, judgement in called if judgement is not None),
+        judged=tuple(judgement for _, judgements in called for judgement in judgements),
     )
 
 
 def call(
     reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str], verdicts: Verdicts | None = None
-) -> tuple[Scores, Judgement | None]:
+) -> tuple[Scores, tuple[Judgement, ...]]:
     """Call one reward function over a batch and check what it returns.
 
     Returns:
-        (its scores, the judgement to journal; None where no bound decides a score)
+        (its scores, the judgement to journal; none where no bound decides a score)
 
     Raises:
         RewardError: as `score`.
     """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    if doubles := names.keys() & reward.args.keys():
-        raise RewardError(f"reward {reward.fn}: rewards[].args holds {min(doubles)!r}, which is a column of the data as well")
     by_row: dict[str, list[Any]] = {
         "prompts": [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts],
         "completions": [
             text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
             for prompt, text in zip(prompts, texts, strict=True)
         ],
-        **{name: [prompt.columns.get(name) for prompt in prompts] for name in names},
+        **{
+            name: [prompt.columns.get(name) for prompt in prompts]
+            for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+        },
     }
     try:
         if isinstance(reward.function, BoundedReward):
-            values, judgement = _judged(reward, reward.function, by_row, verdicts or Verdicts())
-        else:
-            values, judgement = _called(reward, by_row), None
-        return _checked(reward, values, len(texts)), judgement
+            values, judgement = _judged(reward, by_row, {} if verdicts is None else verdicts)
+            return _checked(reward, values, len(texts)), (judgement,)
+        return _checked(reward, _called(reward, by_row), len(texts)), ()
     except RowError as error:
         sample = f"sample {error.row}: prompt {prompts[error.row].text[-200:]!r}, completion {texts[error.row][:200]!r}"
         raise RewardError(f"reward {reward.fn} {error.fault}; {sample}{error.hint}") from error.__cause__
 
 
-def _judged(
-    reward: Reward, function: BoundedReward, by_row: Mapping[str, Any], verdicts: Verdicts
-) -> tuple[list[float | None], Judgement]:
+def _judged(reward: Reward, by_row: Mapping[str, Any], verdicts: Verdicts) -> tuple[list[float | None], Judgement]:
     """Judge a batch in the workers, or as it was judged before."""
     bound = CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     try:
-        rows = function.rows(**by_row, **reward.args)
+        rows = reward.function.rows(**by_row, **reward.args)
     except Exception as error:  # a column is missing or of another kind, an argument is none
         raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}") from error
-    batch = batch_digest(rows, bound)
-    given = verdicts.find(reward.name, batch)
-    values, timeouts = judge_batch(rows, function.alone, bound, given)
-    if timeouts and given is None:
-        numbers = few_names(sorted(timeouts), 8)
-        logger.warning("reward %s: more than %g s of CPU time for the completions %s", reward.fn, bound, numbers)
-    judgement = Judgement(fn=reward.name, batch=batch, timeouts=timeouts)
-    verdicts.add(judgement)
-    return values, judgement
+    key = reward.name, batch_digest(rows, bound)
+    values, timeouts = judge_batch(rows, bound, verdicts.get(key))
+    verdicts.setdefault(key, timeouts)
+    return values, Judgement(fn=reward.name, batch=key[1], timeouts=timeouts)
 
 
 def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
@@ -210,16 +197,16 @@ def _called(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
     except Exception as error:  # whatever a user's function raises becomes one clear message
         culprit = _first_failing(reward, by_row)
         is_text = isinstance(by_row["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
-        hint = "" if is_text else f". {MESSAGES_NOT_TEXT}"
-        raise RowError(culprit, f"raised {type(error).__name__}: {error}", hint) from error
+        fault = f"raised {type(error).__name__}: {error}"
+        raise RowError(culprit, fault, "" if is_text else f". {MESSAGES_NOT_TEXT}") from error
 
 
 def _invoke(reward: Reward, by_row: Mapping[str, list[Any]]) -> Any:
     # Copies: the prompts are those of every completion of a group, of other functions and of later steps.
-    own = json_copy({**by_row, **reward.args})
+    own, arguments = json_copy(by_row), json_copy(dict(reward.args))
     bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     what = f"reward {reward.fn}, called with {len(own['completions'])} completions"
-    return call_bounded(lambda: reward.function(**own), bound, what)
+    return call_bounded(lambda: reward.function(**own, **arguments), bound, what)
 
 
 def _first_failing(reward: Reward, by_row: Mapping[str, list[Any]]) -> int:

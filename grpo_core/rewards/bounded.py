@@ -1,7 +1,7 @@
-"""Reward functions whose completions are judged in processes (`worker.py`), each within a bound in CPU time.
+"""Reward functions whose completions are judged in processes of their own, each within a bound in CPU time.
 
 Wall-clock time would make rewards depend on the machine's load. A completion that exceeds the bound scores 0: it must not pay
-to hang. Where the gold answer exceeds it on its own, the completions of that prompt cannot be scored.
+to hang.
 
 Nearly every completion is judged in a millisecond, so all of them get FIRST_SECONDS, and those that are late begin again with
 the whole bound. At most FULL_BOUNDS whole bounds are spent in a batch; where more are late, they share that time equally, so
@@ -9,24 +9,39 @@ that a batch in which everything hangs ends, too, and no completion depends on i
 
 A verdict that comes of a measurement may differ the next time. So a batch's verdicts are journalled with its digest
 (`Judgement`), and whoever judges the same batch again, in a resumed or a repeated run, takes them as they were given.
+
+A process, `python -m grpo_core.rewards.bounded FD JUDGE...`, judges one completion after the other. It has neither torch nor
+threads that compute. A timer of CPU time interrupts Python code; native code that does not come back is ended by the kernel, at
+a bound of CPU seconds that moves with every row; memory has a bound of its own. A request and its reply are one JSON message
+each, and a reply without a content says that the row exceeded a bound:
+
+    {"row": [judge, argument, ...], "cpu_seconds": bound}
+    {"value": score} | {} | {"error": text}
 """
 
 import atexit
 import contextlib
 import hashlib
 import json
+import logging
+import math
 import os
+import re
+import resource
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import psutil
 
 from grpo_core.errors import RewardError
 
@@ -39,16 +54,22 @@ REPEATED = 10.0
 WALL_FACTOR, LEAST_WALL_SECONDS = 100, 60.0
 """The wall-clock backstop, in bounds: for a row that sleeps and so never reaches its bound in CPU time."""
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = "grpo_core.rewards.worker"
+MODULE = "grpo_core.rewards.bounded"
 STANDARD_ERROR = 2
 MAX_WORKERS = 8
 ROWS_PER_WORKER = 16
 """So few rows are not worth another process."""
+MEMORY = 2**30
+"""Bytes of address space that judging may take."""
+NATIVE_SECONDS = 1.0
+"""Of CPU time, beyond the bound, after which the kernel ends the process."""
 
 Row = tuple[Any, ...]
-"""The key of a judge (`worker.load_judge`) and its arguments, as JSON can hold them."""
-Timeout = Literal["completion", "gold"]
-"""Which of the two exceeded the bound."""
+"""The key of a judge (`load_judge`) and its arguments, as JSON can hold them."""
+Judge = Callable[..., float | None]
+"""Takes plain values; returns a score, or None where the completion cannot be scored."""
+Verdicts = dict[tuple[str, str], Sequence[int]]
+"""By name of a function and digest of a batch: which of its completions exceeded the bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,36 +80,19 @@ class Judgement:
     """Name in metric keys."""
     batch: str
     """Digest of everything that was judged, and of the bound."""
-    timeouts: Mapping[int, Timeout]
-    """By the completion's number in the batch, from 0; of all others the function's own verdict holds."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as a record of the journal holds it."""
-        return {"fn": self.fn, "batch": self.batch, "timeouts": {str(row): which for row, which in self.timeouts.items()}}
+    timeouts: Sequence[int]
+    """Numbers in the batch, from 0, of the completions that exceeded the bound; of all others the function's verdict holds."""
 
 
 def judged_json(judged: Sequence[Judgement]) -> dict[str, Any]:
     """Return what a record holds of judgements; nothing where no bound took part."""
-    return {"judged": [judgement.as_json() for judgement in judged]} if judged else {}
+    return {"judged": [asdict(judgement) for judgement in judged]} if judged else {}
 
 
-class Verdicts:
-    """The judgements of a run so far, its own and those of the run that it repeats; the first one of a batch stays."""
-
-    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Take the judgements of journal records (their `data`)."""
-        self._given: dict[tuple[str, str], Mapping[int, Timeout]] = {}
-        for found in (judged for data in records for judged in data.get("judged", ())):
-            timeouts = {int(row): which for row, which in found["timeouts"].items()}
-            self.add(Judgement(fn=found["fn"], batch=found["batch"], timeouts=timeouts))
-
-    def add(self, judgement: Judgement) -> None:
-        """Remember a judgement."""
-        self._given.setdefault((judgement.fn, judgement.batch), judgement.timeouts)
-
-    def find(self, fn: str, batch: str) -> Mapping[int, Timeout] | None:
-        """Return which completions of a batch exceeded the bound, None where it is new."""
-        return self._given.get((fn, batch))
+def read_verdicts(records: Iterable[Mapping[str, Any]]) -> Verdicts:
+    """Return what journal records (their `data`) hold of judgements; the first one of a batch counts."""
+    found = [judged for data in records for judged in data.get("judged", ())]
+    return {(judged["fn"], judged["batch"]): judged["timeouts"] for judged in reversed(found)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +101,12 @@ class BoundedReward:
 
     rows: Callable[..., list[Row]]
     """From `prompts`, `completions` and columns: what is judged, one row a completion."""
-    alone: Callable[[Row], Row | None]
-    """The gold answer of a row in the place of its completion; None where there is none."""
     judge: str
     """To be imported before the first completion is there."""
 
     def __call__(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         """Return the score of each completion, 0 where it exceeds the default bound."""
-        return judge_batch(self.rows(prompts=prompts, completions=completions, **columns), self.alone, CPU_SECONDS)[0]
+        return judge_batch(self.rows(prompts=prompts, completions=completions, **columns), CPU_SECONDS)[0]
 
 
 class RowError(RewardError):
@@ -122,86 +124,33 @@ def batch_digest(rows: Sequence[Row], cpu_seconds: float) -> str:
 
 
 def judge_batch(
-    rows: Sequence[Row], alone: Callable[[Row], Row | None], cpu_seconds: float, given: Mapping[int, Timeout] | None = None
-) -> tuple[list[float | None], dict[int, Timeout]]:
+    rows: Sequence[Row], cpu_seconds: float, given: Sequence[int] | None = None
+) -> tuple[list[float | None], list[int]]:
     """Judge a batch.
 
     Args:
         rows: one a completion; equal ones are judged once.
-        alone: returns the row of the gold answer alone.
         cpu_seconds: the bound of each.
-        given: what was given on this batch before; its other rows are then judged within a wider bound.
+        given: which rows exceeded the bound before; the others are then judged within a wider one.
 
     Returns:
-        (scores, None where the gold answer hangs or the judge gives none; which rows exceeded the bound)
+        (scores, 0 of rows that exceeded the bound, None where the judge gives none; which rows those are)
 
     Raises:
         RewardError: a judge raised, a row sleeps, or a process cannot begin.
     """
     texts = [json.dumps(row) for row in rows]
     first = {text: number for number, text in reversed(list(enumerate(texts)))}
-    late = dict(given or {})
-    unique = {number: rows[number] for number in sorted(first.values()) if number not in late}
+    wanted = {number: rows[number] for number in sorted(first.values()) if number not in (given or ())}
     if given is None:
-        scores, late = _within_bound(unique, alone, cpu_seconds)
+        scores = WORKERS.judge(wanted, min(FIRST_SECONDS, cpu_seconds))
+        late = {number: row for number, row in wanted.items() if number not in scores}
+        bound = cpu_seconds * min(1.0, FULL_BOUNDS / max(len(late), 1))
+        scores |= WORKERS.judge(late, bound) if bound > FIRST_SECONDS else {}
     else:
-        scores = WORKERS.judge(unique, REPEATED * cpu_seconds, cpu_seconds)
-        late |= dict.fromkeys(unique.keys() - scores.keys(), "completion")
-    of_late = {"completion": 0.0, "gold": None}
-    timeouts = {number: late[first[text]] for number, text in enumerate(texts) if first[text] in late}
-    return [of_late[late[first[text]]] if first[text] in late else scores[first[text]] for text in texts], timeouts
-
-
-def _within_bound(
-    rows: Mapping[int, Row], alone: Callable[[Row], Row | None], cpu_seconds: float
-) -> tuple[dict[int, float | None], dict[int, Timeout]]:
-    """Judge rows with the short bound first; return (scores, which of them exceeded the whole one)."""
-    scores = WORKERS.judge(rows, min(FIRST_SECONDS, cpu_seconds), cpu_seconds)
-    golds = {number: gold for number, row in rows.items() if number not in scores and (gold := alone(row)) is not None}
-    one_of = {json.dumps(gold): number for number, gold in golds.items()}
-    distinct = {number: golds[number] for number in one_of.values()}
-    in_time = WORKERS.judge(distinct, _share(cpu_seconds, len(distinct)), cpu_seconds)
-    late: dict[int, Timeout] = {number: "gold" for number, gold in golds.items() if one_of[json.dumps(gold)] not in in_time}
-    again = {number: row for number, row in rows.items() if number not in scores and number not in late}
-    bound = _share(cpu_seconds, len(again))
-    if bound > FIRST_SECONDS:
-        scores |= WORKERS.judge(again, bound, cpu_seconds)
-    return scores, late | dict.fromkeys(again.keys() - scores.keys(), "completion")
-
-
-def _share(cpu_seconds: float, number: int) -> float:
-    """Return the bound of each of so many late rows."""
-    return cpu_seconds * min(1.0, FULL_BOUNDS / max(number, 1))
-
-
-class _Worker:
-    """One process."""
-
-    def __init__(self, judges: Iterable[str]) -> None:
-        """Begin to start it; the imports of `judges` take place beside what is done here."""
-        path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self.connection, theirs = Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), *judges],
-            stdin=subprocess.DEVNULL,
-            stdout=STANDARD_ERROR,  # what a library prints
-            pass_fds=[theirs.fileno()],
-            # One order of sets and dictionaries in every process: sympy's results may depend on it.
-            env={**os.environ, **one_thread, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-        )
-        theirs.close()
-
-    def ask(self, row: Row, cpu_seconds: float) -> None:
-        """Send a row."""
-        with contextlib.suppress(BrokenPipeError):  # it has died: reading from it says so
-            self.connection.send_bytes(json.dumps({"row": row, "cpu_seconds": cpu_seconds}).encode())
-
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+        scores = WORKERS.judge(wanted, REPEATED * cpu_seconds)
+    timeouts = [number for number, text in enumerate(texts) if first[text] not in scores]
+    return [scores.get(first[text], 0.0) for text in texts], timeouts
 
 
 class Workers:
@@ -209,79 +158,168 @@ class Workers:
 
     def __init__(self) -> None:
         """Start nothing yet."""
-        self._workers: list[_Worker] = []
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._judges: dict[str, None] = {}
-        self._one_at_a_time = threading.Lock()
 
     def start(self, judges: Iterable[str], number: int = MAX_WORKERS) -> None:
-        """Begin to start processes that are missing."""
+        """Begin to start processes that are missing; they import `judges` beside what is done here."""
         self._judges |= dict.fromkeys(judges)
-        while len(self._workers) < min(number, MAX_WORKERS, len(os.sched_getaffinity(0))):
-            self._workers.append(_Worker(self._judges))
+        path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        while len(self._processes) < min(number, MAX_WORKERS, len(os.sched_getaffinity(0))):
+            ours, theirs = Pipe()
+            with theirs:
+                self._processes[ours] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), *self._judges],
+                    stdin=subprocess.DEVNULL,
+                    stdout=STANDARD_ERROR,  # what a library prints
+                    pass_fds=[theirs.fileno()],
+                    # One order of sets and dictionaries in every process: sympy's results may depend on it.
+                    env={**os.environ, **one_thread, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                )
 
-    def judge(self, rows: Mapping[int, Row], cpu_seconds: float, full_cpu_seconds: float) -> dict[int, float | None]:
+    def judge(self, rows: Mapping[int, Row], cpu_seconds: float) -> dict[int, float | None]:
         """Return the scores of the rows that were judged in time, by the rows' numbers.
 
         Args:
             rows: to be judged.
-            cpu_seconds: that each may take now.
-            full_cpu_seconds: the bound of the reward function, by which the wall-clock backstop is measured.
+            cpu_seconds: that each may take.
 
         Raises:
             RewardError: a judge raised, a row sleeps, or a process cannot begin.
         """
-        if not rows:
-            return {}
-        with self._one_at_a_time:
-            try:
-                return self._judged(rows, cpu_seconds, max(LEAST_WALL_SECONDS, WALL_FACTOR * full_cpu_seconds))
-            except BaseException:  # an interrupt, too: a reply that comes late would be taken for the next one's
-                self.close()
-                raise
+        try:
+            return self._judged(rows, cpu_seconds)
+        except BaseException:  # an interrupt, too: a reply that comes late would be taken for the next one's
+            self.close()
+            raise
 
-    def _judged(self, rows: Mapping[int, Row], cpu_seconds: float, wall_seconds: float) -> dict[int, float | None]:
+    def _judged(self, rows: Mapping[int, Row], cpu_seconds: float) -> dict[int, float | None]:
         scores: dict[int, float | None] = {}
-        busy: dict[Connection, tuple[_Worker, int, float]] = {}
-        self.start((row[0] for row in rows.values()), 1 + len(rows) // ROWS_PER_WORKER)
-        waiting, idle = deque(rows.items()), list(self._workers)
+        waiting, busy = deque(rows.items()), dict[Connection, int]()
+        patience = max(LEAST_WALL_SECONDS, WALL_FACTOR * cpu_seconds)
         while waiting or busy:
-            while waiting and idle:
-                worker, (number, row) = idle.pop(), waiting.popleft()
-                worker.ask(row, cpu_seconds)
-                busy[worker.connection] = worker, number, time.monotonic() + wall_seconds
-            ready = wait(list(busy), 1.0)
-            for connection in [one for one in busy if one in ready]:
-                worker, number, _ = busy.pop(connection)
-                reply, again = self._received(worker)
-                idle.append(again)
+            self.start((row[0] for row in rows.values()), 1 + len(rows) // ROWS_PER_WORKER)
+            for connection in [one for one in self._processes if one not in busy][: len(waiting)]:
+                busy[connection], row = waiting.popleft()
+                with contextlib.suppress(BrokenPipeError):  # it has died: reading from it says so
+                    connection.send_bytes(json.dumps({"row": row, "cpu_seconds": cpu_seconds}).encode())
+            ready = [one for one in wait(list(busy), patience) if isinstance(one, Connection)]
+            if not ready:
+                raise RowError(min(busy.values()), f"gave no verdict within {patience:g} s of the clock: it does not compute")
+            for connection in ready:
+                number, reply = busy.pop(connection), self._reply(connection)
                 if "error" in reply:
                     raise RowError(number, f"failed: {reply['error']}")
-                if "value" in reply:
-                    scores[number] = reply["value"]
-            for _, number, deadline in busy.values():
-                if time.monotonic() > deadline:
-                    raise RowError(number, f"gave no verdict within {wall_seconds:.0f} s of the clock: it does not compute")
+                scores |= {number: reply["value"]} if reply else {}
         return scores
 
-    def _received(self, worker: _Worker) -> tuple[dict[str, Any], _Worker]:
-        """Return what a worker says of its row, and who judges the next one."""
+    def _reply(self, connection: Connection) -> dict[str, Any]:
+        """Return what a worker says of its row; one that has died, which exceeded a bound, is there no more."""
         try:
-            reply: dict[str, Any] = json.loads(worker.connection.recv_bytes())
+            reply: dict[str, Any] = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
-            worker.end()
-            if worker.process.returncode == 1:  # Python's own: it could not even import its judges
+            connection.close()
+            if self._processes.pop(connection).wait() == 1:  # Python's own: it could not even import its judges
                 raise RewardError(f"a process that judges completions ({MODULE}) ended; the log above says why") from None
-            self._workers[self._workers.index(worker)] = another = _Worker(self._judges)
-            return {}, another
-        return reply, worker
+            return {}
+        return reply
 
     def close(self) -> None:
         """End the processes."""
-        for worker in self._workers:
-            worker.end()
-        self._workers.clear()
+        for connection, process in self._processes.items():
+            process.kill()
+            process.wait()
+            connection.close()
+        self._processes.clear()
 
 
 WORKERS = Workers()
 """Of this process: whatever judges shares them."""
 atexit.register(WORKERS.close)
+
+
+# In such a process
+
+
+def load_judge(key: str) -> Judge:
+    """Return a judge with all that it makes at its first call, so that no completion pays for that.
+
+    Args:
+        key: `math_answer`, `format`, or `reasoning_gym:<task>`; the latter without a task judges nothing, and is imported.
+    """
+    name, _, task = key.partition(":")
+    if name == "format":
+        return lambda pattern, text: float(re.compile(pattern, re.DOTALL).fullmatch(text) is not None)
+    return _math_answer() if name == "math_answer" else _reasoning_gym(task)
+
+
+def _math_answer() -> Judge:
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def judge(gold: str, text: str) -> float | None:
+        expected = parse(f"${gold}$", parsing_timeout=None)
+        return float(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None)) if expected else None
+
+    for gold in (r"\frac{1}{2}", r"x^2+2x+1", r"\{1,2\}", r"\begin{pmatrix}1&2\end{pmatrix}"):
+        judge(gold, rf"\boxed{{{gold}}}")
+    judge("x^2-1", r"\boxed{(x-1)(x+1)}")
+    return judge
+
+
+def _reasoning_gym(task: str) -> Judge:
+    import reasoning_gym  # noqa: F401  (takes a second: beside the first rollout, where no task is known yet)
+
+    from grpo_core.data.sources import gym_score, task_scorer
+
+    if task:
+        task_scorer(task)
+    return partial(gym_score, task)
+
+
+class Late(BaseException):
+    """The bound is exceeded. No Exception, which a library might handle."""
+
+
+def _raise_late(*_: object) -> None:
+    raise Late
+
+
+def judge_within(judge: Judge, arguments: Sequence[Any], cpu_seconds: float) -> dict[str, Any]:
+    """Return the reply on one row."""
+    end = time.process_time() + cpu_seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(end + NATIVE_SECONDS), resource.RLIM_INFINITY))
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+            reply: dict[str, Any] = {"value": judge(*arguments)}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except (Late, MemoryError, RecursionError):
+        return {}
+    except Exception as error:  # noqa: BLE001  (whatever a judge raises is for the user to see)
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    return reply if time.process_time() < end else {}  # what is raised may have been caught
+
+
+def main(requests: Connection, keys: Sequence[str]) -> None:
+    """Answer requests until there are no more."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for whoever started it, who finishes the step
+        signal.signal(number, signal.SIG_IGN)
+    judges = {key: load_judge(key) for key in keys}
+    most = psutil.Process().memory_info().vms + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, _raise_late)
+    with contextlib.suppress(EOFError, OSError):  # who asks has ended
+        while True:
+            request = json.loads(requests.recv_bytes())
+            key, *arguments = request["row"]
+            judge = judges.get(key) or judges.setdefault(key, load_judge(key))
+            requests.send_bytes(json.dumps(judge_within(judge, arguments, request["cpu_seconds"])).encode())
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])), sys.argv[2:])

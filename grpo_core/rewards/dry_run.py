@@ -74,8 +74,7 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
         return
     until, golds = time.monotonic() + LOOK_SECONDS, [str(prompt.columns.get("answer", "")) for prompt in prompts]
     values = _values(what, loaded, prompts, golds, "their gold answers")
-    known = [value for value in values if value is not None]
-    if not known:
+    if not (known := [value for value in values if value is not None]):
         yield f"{what} returned None (cannot be scored) for each of the first {len(values)} rows, with its gold answer"
     if known and abs(largest := max(known, key=abs)) > LARGEST_REWARD:
         yield f"{what} returned {largest:g}; float32 cannot hold the squares of rewards beyond {LARGEST_REWARD:g}"
@@ -87,13 +86,12 @@ def _values(what: str, loaded: Reward, prompts: Sequence[Prompt], texts: Sequenc
     try:
         return call(loaded, prompts, texts)[0]
     except RewardError as error:
-        raised, fault = error.__cause__, _rest(error, loaded.fn)
+        raised, fault, hint = error.__cause__, _rest(error, loaded.fn), ""
+        if isinstance(raised, TypeError) and "argument" in str(raised):
+            hint = f"; the columns of the data are {', '.join(prompts[0].columns)}"
+        elif not isinstance(prompts[0].content, str) and loaded.fn not in BUILTIN_REWARDS:
+            hint = f". {MESSAGES_NOT_TEXT}"
         if raised is not None:  # it did not break its signature
-            hint = ""
-            if isinstance(raised, TypeError) and "argument" in str(raised):
-                hint = f"; the columns of the data are {', '.join(prompts[0].columns)}"
-            elif not isinstance(prompts[0].content, str) and loaded.fn not in BUILTIN_REWARDS:
-                hint = f". {MESSAGES_NOT_TEXT}"
             fault = f"raised {type(raised).__name__}: {cause(raised)}{_place(raised)}{hint}"
         called = f"it was called on the first {len(prompts)} rows with {kind} as completions"
         raise RewardError(f"{what} {fault}; {called}") from error
@@ -101,8 +99,10 @@ def _values(what: str, loaded: Reward, prompts: Sequence[Prompt], texts: Sequenc
 
 def _uses_gold(loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], values: Scores) -> bool:
     """Return whether the scores need the column `answer`; those of a length or a format do not."""
-    rest = [{name: value for name, value in prompt.columns.items() if name != "answer"} for prompt in prompts]
-    without = [replace(prompt, columns=columns) for prompt, columns in zip(prompts, rest, strict=True)]
+    without = [
+        replace(prompt, columns={name: value for name, value in prompt.columns.items() if name != "answer"})
+        for prompt in prompts
+    ]
     try:
         return call(loaded, without, golds)[0] != values
     except RewardError:
@@ -153,5 +153,5 @@ def _place(error: BaseException | None) -> str:
         places = [(error.filename, error.lineno)]
     if not places:
         return ""
-    file, line = Path(places[-1][0]), places[-1][1]
-    return f" ({file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, line {line})"
+    file = Path(places[-1][0])
+    return f" ({file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, line {places[-1][1]})"

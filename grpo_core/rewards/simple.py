@@ -12,15 +12,13 @@ FORMAT = r"<think>.*?</think>\s*<answer>.*?</answer>"
 
 
 def _math_rows(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any) -> list[Row]:
-    pairs = zip(answer, completions, strict=True)
-    return [("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
+    return [
+        ("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:])
+        for gold, completion in zip(answer, completions, strict=True)
+    ]
 
 
-math_answer = BoundedReward(
-    rows=_math_rows,
-    alone=lambda row: (*row[:2], "$0$"),  # parsing alone evaluates no power: a comparison does
-    judge="math_answer",
-)
+math_answer = BoundedReward(rows=_math_rows, judge="math_answer")
 """1 where the last answer in the completion equals the gold answer, else 0; None where the gold cannot be parsed.
 
 math-verify parses a model's text as LaTeX or as a plain expression by its grammar; it is not evaluated as Python. Its own time
@@ -41,7 +39,7 @@ def _gym_rows(
     ]
 
 
-reasoning_gym = BoundedReward(rows=_gym_rows, alone=lambda row: (row[0], row[2]["answer"], row[2]), judge="reasoning_gym")
+reasoning_gym = BoundedReward(rows=_gym_rows, judge="reasoning_gym")
 """Each task's score of the completion, stripped of surrounding white space.
 
 The task is the one that made the row (`metadata["source_dataset"]`), so mixed data sets are scored row by row.
@@ -65,7 +63,7 @@ def _format_rows(prompts: list[Any], completions: list[Any], pattern: str = FORM
     return [("format", pattern, completion_text(completion).strip()) for completion in completions]
 
 
-format_reward = BoundedReward(rows=_format_rows, alone=lambda _: None, judge="format")
+format_reward = BoundedReward(rows=_format_rows, judge="format")
 """1 where the whole completion (stripped) matches the regular expression `pattern`, else 0."""
 
 

@@ -147,7 +147,7 @@ def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]
 def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:
     """Ask a child to end and wait for that; whatever interrupts the waiting kills it.
 
-    It is sent SIGTERM, after which a training finishes its step and writes a checkpoint (`training/signals.py`).
+    It is sent SIGTERM, after which a training finishes its step and writes a checkpoint (`training/ending.py`).
 
     Args:
         child: that runs.

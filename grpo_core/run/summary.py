@@ -3,8 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
-from grpo_core.evaluation.statistics import AnswerChanges, Estimate, answer_changes, paired_difference
+from grpo_core.evaluation.results import (
+    HELD_OUT_SAMPLE,
+    AnswerChanges,
+    Estimate,
+    answer_changes,
+    facts_file,
+    paired_difference,
+    read_estimates,
+    table_file,
+)
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.child import process_runs

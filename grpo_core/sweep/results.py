@@ -18,8 +18,7 @@ import pandas
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import advantage_rms_factor, effective_beta
 from grpo_core.errors import GrpoError
-from grpo_core.evaluation.results import evaluations_after, table_file
-from grpo_core.evaluation.statistics import pass_at_k
+from grpo_core.evaluation.results import evaluations_after, pass_at_k, table_file
 from grpo_core.machine.locks import lock_holder
 from grpo_core.metrics import find_metric
 from grpo_core.run.curves import read_table, step_table, sync_table

@@ -1,20 +1,185 @@
-"""The training process: `python -m grpo_core.training RUN_DIR`; see `process.py`."""
+"""The training process: `python -m grpo_core.training RUN_DIR`, from the command line to an exit code, on either engine.
 
+It knows a folder and nothing of Prefect or MLflow. Exit codes: 0 done (or stopped by STOP or the lifeline), 143 after SIGTERM,
+130 after SIGINT, 1 or 2 after an error, whose message is in the journal's last record and, on one line, the last of standard
+error.
+"""
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import shlex
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from grpo_core.training.process import Train, run
+from grpo_core.config import RunConfig
+from grpo_core.config.derived import repeatability
+from grpo_core.errors import (
+    ConfigError,
+    DiskFullError,
+    GrpoError,
+    JournalError,
+    MemoryFullError,
+    SamplerError,
+    TrainingError,
+)
+from grpo_core.machine.disk import free_bytes, is_full_disk
+from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
+from grpo_core.machine.process import gc_paused
+from grpo_core.policy.outline import unreached_by
+from grpo_core.policy.saved import list_checkpoints
+from grpo_core.run.child import import_as_at_start
+from grpo_core.run.folder import PASSES_FIELD, RunDir, batch_limits
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.memory import acting_on, memory_need
+from grpo_core.run.sizes import shape_for
+from grpo_core.text import redact_uri, visible
+from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training.ending import StopRequest, why_finished
 
+if TYPE_CHECKING:
+    from grpo_core.training.session import Session
 
-def _load() -> Train:
-    from grpo_core.training.loop import run_steps
-
-    return run_steps
+ENGINES = {"native": "grpo_core.training.loop", "trl": "grpo_core.backends.trl"}
+"""The module whose `run_steps` runs the steps that are left, for each `training.engine`."""
+FOR_TRL = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # its trainer reports itself when it is made
+    "CUDA_VISIBLE_DEVICES": "0",  # one training, one GPU; with several in sight it refuses to start
+}
+"""Set before it is imported; what the user has set stays."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train a RUN_DIR with this project's own loop; return the exit code."""
-    return run("native", _load, arguments)
+    """Train a RUN_DIR to its last step, from its newest checkpoint if it has one; return the exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m {TRAINING}", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
+    parser.add_argument(EVALUATE, action="store_true", help="evaluate the last policy on the held-out prompts, too")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+
+    run_dir = RunDir(options.run_dir)
+    stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
+    try:
+        run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
+        import_as_at_start(run_dir)
+        stop.install()
+        with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+            check_run(run_dir)
+            try:
+                return _train(run_dir, journal, stop, evaluate=options.evaluate)
+            except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
+                return _fail(journal, error, run_dir)
+    except (GrpoError, OSError) as error:  # nothing is added to the journal of such a run, not even that it failed
+        sys.stderr.write(f"{error}\n")
+        return getattr(error, "exit_code", JournalError.exit_code)
+
+
+def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bool) -> int:
+    """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
+    config = run_dir.read_config()
+    is_native = config.training.engine == "native"
+    with gc_paused():
+        for name, value in () if is_native else FOR_TRL.items():
+            os.environ.setdefault(name, value)
+        from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
+        from grpo_core.training.session import open_session
+
+        try:
+            engine = importlib.import_module(ENGINES[config.training.engine])
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"training.engine: {error}; pip install 'grpo-flow[trl]' installs what it needs") from error
+    threads = pin_threads(config.training)
+    choose_kernels(deterministic=config.training.deterministic)
+    with held_device(pick_device(config.training.device)):
+        session = open_session(run_dir, journal, stop)
+        state = session.restore()
+        if not is_native and 0 < state.step < config.training.steps:
+            raise TrainingError(
+                "training.engine: trl begins at the first step and cannot resume from a checkpoint; start a new run"
+            )
+        # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
+        began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
+        journal.append("resume" if began else "start", state.step, _facts(config, session, threads, state.step))
+        with contextlib.closing(session):
+            state, stopped = engine.run_steps(session, state)
+        status = "stopped" if stopped else "finished"
+        journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
+        if evaluate and is_native:
+            from grpo_core.evaluation.runner import evaluate_trained
+
+            journal.close()
+            evaluator = session.evaluator
+            del session  # the memory of its optimizer is the evaluation's
+            for number in (signal.SIGTERM, signal.SIGINT):  # whoever asks for the end now ends the process at once
+                signal.signal(number, signal.SIG_DFL)
+            if not stop.is_urgent:
+                exit_with_lifeline()
+                evaluate_trained(run_dir, evaluator, state.step)
+    return stop.exit_code if stopped else 0
+
+
+def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
+    """Return what the `start` and `resume` records say of how the run is computed after `step`."""
+    from grpo_core.policy.loading import outline_of
+
+    policy, limits = session.policy, session.batch_limits
+    needed = acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda")
+    shape = shape_for(needed)
+    return {
+        "engine": config.training.engine,
+        "threads": threads,
+        "device": str(policy.device),
+        "deterministic": config.training.deterministic,
+        "repeats": repeatability(config).what,
+        **policy.path.as_json(),
+        PASSES_FIELD: limits.after(step),
+        "left_out": unreached_by(config, outline_of(policy.model)),
+        "memory": None if shape is None else memory_need(needed, shape, padded=policy.path.padded).phases(),
+        "steps": config.training.steps,
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
+    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    if not isinstance(error, GrpoError) and is_full_disk(error):
+        error = DiskFullError(f"disk full: {error}")
+    if isinstance(error, GrpoError):
+        message, exit_code = _message(error, run_dir), error.exit_code
+    else:
+        message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
+        traceback.print_exception(error)
+    with contextlib.suppress(JournalError):
+        journal.append("end", journal.last_step, {"status": "failed", "reason": message})
+    with contextlib.suppress(OSError):  # the log is on the same disk
+        sys.stderr.write(visible(" ".join(message.split())) + "\n")
+        sys.stderr.flush()
+    return exit_code
+
+
+def _message(error: GrpoError, run_dir: RunDir) -> str:
+    """Return the message of an error; of what the run can be resumed after, with what is left of it and what to do."""
+    if not isinstance(error, (DiskFullError, SamplerError, MemoryFullError)):
+        return str(error)
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
+    command = f"grpo train --resume {shlex.quote(str(run_dir.path))}"
+    if isinstance(error, MemoryFullError):
+        field = "rollout_rows" if error.phase in ("rollout", "evaluation") else "microbatch_tokens"
+        size = batch_limits(run_dir).after()[field]
+        lower = f"training.{field} was {size}; resume with less: `{command} training.{field}={max(1, size // 2)}`"
+        return f"{error}; {newest}, which stays; {lower}"
+    if isinstance(error, DiskFullError):
+        free = free_bytes(run_dir.path) / 2**20
+        return f"{error}; {free:.1f} MiB are free; {newest}; free space, then resume with `{command}`"
+    return f"{error}; {newest}; mend the cause, then resume with `{command}`"
 
 
 if __name__ == "__main__":

@@ -111,14 +111,10 @@ def split_minibatches(num_rows: int, minibatches: int, seed: int, step: int, epo
     return [sorted(share.tolist()) for share in np.array_split(order, minibatches)]
 
 
-def write_completions(path: Path, step: int, batch: TrainingBatch) -> None:
-    """Write the table of a step, one row a completion; it is durable when this returns.
-
-    Raises:
-        DiskFullError: the disk is full; nothing of the table is left.
-    """
+def completions_table(step: int, batch: TrainingBatch) -> pandas.DataFrame:
+    """Return the table of a step, one row a completion."""
     rollouts, size = batch.rollouts, batch.rollouts.group_size
-    table = pandas.DataFrame(
+    return pandas.DataFrame(
         {
             "step": step,
             "prompt_id": [prompt.id for prompt in rollouts.prompts for _ in range(size)],
@@ -133,6 +129,14 @@ def write_completions(path: Path, step: int, batch: TrainingBatch) -> None:
             "weights": rollouts.weights,
         }
     )
+
+
+def write_table(what: str, path: Path, table: pandas.DataFrame) -> None:
+    """Write a table of a step; it is durable when this returns.
+
+    Raises:
+        DiskFullError: the disk is full; nothing of the table is left.
+    """
     durable_folder(path.parent)
-    with whole_or_gone(f"the completions of step {step}", path), durable(path) as partial:
+    with whole_or_gone(what, path), durable(path) as partial:
         table.to_parquet(partial, index=False)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_core.config import (
     Origin,
     RunConfig,
-    TrainingConfig,
     apply_overrides,
     as_overrides,
     changes_between,
@@ -41,82 +40,48 @@ from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.sizes import announce_disk, announce_memory
 from grpo_core.text import redact_uri, visible
-from grpo_core.training.process import MODULES, evaluating
+from grpo_core.training import EVALUATE, TRAINING
 
 if TYPE_CHECKING:
-    import subprocess
-
     from grpo_core.run.opened import Run
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drift"}
 """Label -> metric of a step, beside the bar."""
 
 
-class Bar:
-    """A progress bar over the steps of a run: a widget in a notebook, a line at a terminal."""
+class Follower:
+    """Shows how far a run is, on a bar (a widget in a notebook, a line at a terminal), and applies the rules to its journal."""
 
-    def __init__(self, settings: TrainingConfig, name: str, shown: bool = True) -> None:
-        """Expect the steps of a configuration.
-
-        Args:
-            settings: of the run.
-            name: of the run.
-            shown: False = nothing is written.
-        """
+    def __init__(self, run_dir: RunDir, *, shown: bool = True) -> None:
+        """Expect the steps of a run; show nothing where `shown` is False."""
         from tqdm.auto import tqdm
 
-        self._name = name
-        self._shown = shown
-        self._bar: Any = tqdm(total=settings.steps, desc=name, unit="step", disable=not shown, dynamic_ncols=True)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+        self._run_dir, self._name, self._shown = run_dir, run_dir.path.name, shown
+        steps = run_dir.read_config().training.steps
+        self.bar: Any = tqdm(total=steps, desc=self._name, unit="step", disable=not shown, dynamic_ncols=True)
 
     def stage(self, what: str) -> None:
         """Show what is done now; the pace is that of this stage."""
-        self._bar.unpause()
-        self._bar.set_description(f"{self._name}, {what}")
+        self.bar.unpause()
+        self.bar.set_description(f"{self._name}, {what}")
 
     def say(self, text: str) -> None:
         """Write one line above the bar; nothing in it acts on a terminal."""
         if self._shown:
-            self._bar.write(visible(redact_uri(text)))
+            self.bar.write(visible(redact_uri(text)))
 
-    def show(self, record: Record) -> None:
-        """Move the bar to the step of a record, and show its figures."""
-        if record.kind == "step":
-            self._bar.update(record.step - self._bar.n)  # backwards, too: a resumed run repeats steps
-            self._bar.set_postfix(
-                {label: f"{record.metrics[key]:.3g}" for label, key in SHOWN.items() if key in record.metrics}
-            )
-        elif is_alert(record):
-            self.say(f"alert: {record.data.get('text')}")
-
-
-class Follower:
-    """Shows what the journal of a training gets, and applies the rules to it."""
-
-    def __init__(self, run_dir: RunDir, bar: Bar, *, evaluates: bool = False) -> None:
+    def begin(self) -> None:
         """Take what earlier sessions have journalled; what of it nobody has judged yet is judged now.
-
-        Args:
-            run_dir: of the run.
-            bar: shows it.
-            evaluates: whether the training process evaluates its last policy, after the `end` record.
 
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        self._process_file = run_dir.process_file
-        self._bar = bar
-        self._evaluates = evaluates
-        self._judge = RunRules(run_dir, end=_end_beside)
-        self._tail = JournalTail(run_dir.journal_file)
+        self._rules = RunRules(self._run_dir, end=_end_beside)
+        self._tail = JournalTail(self._run_dir.journal_file)
         records = list(self._tail.read())
         for step in [record for record in supersede(records) if record.kind == "step"][-1:]:
-            bar.show(step)
-        self._show(self._judge.catch_up(records))
+            self._show(step)
+        self.warn(self._rules.catch_up(records))
         self._last_record = time.monotonic()
 
     def read(self) -> None:
@@ -127,26 +92,33 @@ class Follower:
         """
         for record in self._tail.read():
             self._last_record = time.monotonic()
-            self._bar.show(record)
-            self._show(self._judge.check(record))
-            if self._evaluates and record.kind == "end" and record.data.get("status") != "failed":
-                self._bar.stage("evaluating final")
+            self._show(record)
+            self.warn(self._rules.check(record))
 
     def look(self) -> None:
-        """Read, and judge how long the training has been silent.
+        """Pause, read, and judge how long the training has been silent.
 
         Raises:
             OSError: the training cannot be asked to stop.
         """
+        pause()
         self.read()
-        if not process_has_started(self._process_file):
+        if not process_has_started(self._run_dir.process_file):
             self._last_record = time.monotonic()  # it waits for a slot
-        self._show(self._judge.check_silence(time.monotonic() - self._last_record))
+        self.warn(self._rules.check_silence(time.monotonic() - self._last_record))
 
-    def _show(self, alerts: Iterable[Alert]) -> None:
+    def warn(self, alerts: Iterable[Alert]) -> None:
+        """Write a line for each alert that is new."""
         for alert in alerts:
             if not alert.reported:
-                self._bar.say(f"alert: {alert.text}")
+                self.say(f"alert: {alert.text}")
+
+    def _show(self, record: Record) -> None:
+        if record.kind == "step":
+            self.bar.update(record.step - self.bar.n)  # backwards, too: a resumed run repeats steps
+            self.bar.set_postfix({label: f"{record.metrics[key]:.3g}" for label, key in SHOWN.items() if key in record.metrics})
+        elif is_alert(record):
+            self.say(f"alert: {record.data.get('text')}")
 
 
 def _end_beside(process_file: Path) -> None:
@@ -156,7 +128,7 @@ def _end_beside(process_file: Path) -> None:
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1
+pause = partial(time.sleep, 0.1)
 
 
 def train(
@@ -228,11 +200,11 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
     changes = as_overrides(overrides)
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
-        origin, source = Origin(changes=changes_between(RunConfig(), resolved)), None
+        origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
-        loaded, source = load(config, changes), str(config)
+        loaded = load(config, changes)
         resolved, origin = loaded.config, Origin(preset=loaded.preset, changes=loaded.changes)
-    folders = import_folders(resolved, source)
+        folders = import_folders(resolved, str(config))
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 
@@ -241,35 +213,32 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
     from grpo_core.run.opened import Run
 
-    config = run_dir.read_config()
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(contextlib.closing(Bar(config.training, run_dir.path.name, shown=progress)))
-        stack.enter_context(lock_run(run_dir, bar.say))
+    config, follower = run_dir.read_config(), Follower(run_dir, shown=progress)
+    digest, resume = cache(weights_digest), f"resume_training({str(run_dir.path)!r}) continues the run"
+    with follower.bar, contextlib.ExitStack() as stack:
+        stack.enter_context(lock_run(run_dir, follower.say))
         if is_new:
             stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: isinstance(error, Exception)))
-        warnings = (*check_consistency(config), *slow_dtype_warnings(config))
-        for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
-            bar.say(note)
-        digest = cache(weights_digest)
-        resume = f"resume_training({str(run_dir.path)!r}) continues the run"
-        _prepare(run_dir, digest, bar)
+        for note in (*notes, *(f"warning: {text}" for text in (*check_consistency(config), *slow_dtype_warnings(config)))):
+            follower.say(note)
+        _prepare(run_dir, digest, follower.say)
         try:
             if evaluate:
-                _evaluate(run_dir, "base", digest, bar)
+                _evaluate(run_dir, "base", digest, follower)
             if Run(run_dir.path).state != "finished":
-                _train(run_dir, bar, evaluate)
+                _train(run_dir, follower, evaluate)
             if evaluate:
-                _evaluate(run_dir, "final", digest, bar)
+                _evaluate(run_dir, "final", digest, follower)
         except KeyboardInterrupt:
-            bar.say(resume)
+            follower.say(resume)
             raise
         run = Run(run_dir.path)
         if run.state == "stopped":
-            bar.say(f"stopped early: {run.reason}; {resume}")
+            follower.say(f"stopped early: {run.reason}; {resume}")
         return run
 
 
-def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
+def _prepare(run_dir: RunDir, digest: Callable[[Path], str], say: Callable[[str], None]) -> None:
     """Freeze the prompts, find the model, load the rewards once, check the disk."""
     from grpo_core.policy.sources.find import is_made
     from grpo_core.rewards.base import load_rewards
@@ -278,62 +247,47 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
     import_as_at_start(run_dir)
     load_rewards(config.rewards)
     if not is_made(config.model.source):
-        bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
+        say(f"making the model {config.model.source}, once: about half a minute on one core")
     manifest = prepare(config, run_dir.data)
-    bar.say(f"data: {manifest}")
+    say(f"data: {manifest}")
     folder = find_model(run_dir, digest)
-    note_inputs(run_dir, manifest.digest, folder, bar.say, digest)
-    announce_disk(run_dir, folder, bar.say)
-    announce_memory(run_dir, folder, bar.say)
+    note_inputs(run_dir, manifest.digest, folder, say, digest)
+    announce_disk(run_dir, folder, say)
+    announce_memory(run_dir, folder, say)
 
 
-def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: Bar) -> None:
+def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follower: Follower) -> None:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
-        bar.stage(f"evaluating {policy}")
+        follower.stage(f"evaluating {policy}")
         rules = RunRules(run_dir)
-
-        def silent(seconds: float) -> None:
-            for alert in rules.check_silence(seconds, policy):
-                bar.say(f"alert: {alert.text}")
-
         run_watched(
             MODULE,
             arguments,
             log_file,
-            look=_pause,
+            look=pause,
             stop=finish_child,
-            report=bar.say,
-            silent=silent,
+            report=follower.say,
+            silent=lambda seconds: follower.warn(rules.check_silence(seconds, policy)),
             python=run_dir.read_config().training.python,
             import_from=sys.path[:1],
         )
 
-    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
+    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=pause, report=follower.say)
 
 
-def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
-    config = run_dir.read_config()
-    bar.stage("training")
-    evaluation = evaluating(config.training.engine) if evaluate else []
-    follower = Follower(run_dir, bar, evaluates=bool(evaluation))
-
-    def pause_and_look() -> None:
-        _pause()
-        follower.look()
-
-    def stop(child: "subprocess.Popen[bytes]") -> None:
-        text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
-        finish_child(child, lambda: bar.say(text))
-
+def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
+    follower.stage("training")
+    follower.begin()
+    text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
     try:
         run_watched(
-            MODULES[config.training.engine],
-            [str(run_dir.path), *evaluation],
+            TRAINING,
+            [str(run_dir.path), *([EVALUATE] if evaluate else [])],
             run_dir.log_file("train"),
-            look=pause_and_look,
-            stop=stop,
-            report=bar.say,
-            python=config.training.python,
+            look=follower.look,
+            stop=lambda child: finish_child(child, lambda: follower.say(text)),
+            report=follower.say,
+            python=run_dir.read_config().training.python,
             state_file=run_dir.process_file,
             import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
         )
@@ -343,7 +297,3 @@ def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
         if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
             raise
     follower.read()  # what the process wrote before it ended
-
-
-def _pause() -> None:
-    time.sleep(POLL_SECONDS)

@@ -10,6 +10,7 @@
 Departures: the reference is synchronised by step count (with mixup), not by outer iteration; no reward model is retrained.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,11 +22,10 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
 from grpo_core.run.journal import Kind, Record, read_journal
-from grpo_core.run.reproduction import differences, identity
-from grpo_core.training.batch import write_completions
+from grpo_core.run.reproduction import EXACT, IN_OTHER_PASSES, differences, identity
+from grpo_core.training.batch import completions_table, write_table
 from grpo_core.training.ending import is_over
-from grpo_core.training.phases import Clock
-from grpo_core.training.probe import write_probe
+from grpo_core.training.measure import Clock
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
@@ -52,7 +52,12 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
             session.begin_checkpoint(state)
             raise
         state = conclude(session, result)
-        stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
+        stopped = session.stop.reason()
+        if state.skipped_updates >= settings.max_skipped_updates:
+            stopped = (
+                f"the last {state.skipped_updates} updates were not finite (training.max_skipped_updates "
+                f"{settings.max_skipped_updates}); the policy is the one before them"
+            )
     session.begin_checkpoint(state)
     return state, None if is_over(settings, state) else stopped
 
@@ -64,7 +69,9 @@ def conclude(session: Session, result: StepResult) -> TrainingState:
     """
     session.writer.look()
     config, every = session.config, session.config.evaluation.every_steps
-    state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
+    trailing = list(itertools.takewhile(lambda report: not report.is_finite, reversed(result.reports)))
+    before = result.state.skipped_updates if len(trailing) == len(result.reports) else 0
+    state = replace(result.state, skipped_updates=before + len(trailing))
     record(session, result)
     # The last step, too: otherwise the best of a run that only ever gets better would be an earlier one.
     if every is not None and (state.step % every == 0 or is_over(config.training, state)):
@@ -80,17 +87,17 @@ def record(session: Session, result: StepResult) -> None:
     """Journal a step and its sync event; write its completions table and that of the probe."""
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
-        write_completions(session.run_dir.completions_file(step), step, result.batch)
+        file = session.run_dir.completions_file(step)
+        write_table(f"the completions of step {step}", file, completions_table(step, result.batch))
     judged = result.batch.rollouts.judged
     if result.probed is not None:
-        write_probe(session.run_dir.probe_file(step), step, result.probed)
+        write_table(f"the probe of step {step}", session.run_dir.probe_file(step), result.probed.tokens)
         judged += result.probed.judged
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
-            what = f"update {number} of {len(result.reports)} was not applied"
-            text = f"step {step}: {what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"
-            session.journal.append("alert", step, {"text": text})
+            what = f"step {step}: update {number} of {len(result.reports)} was not applied"
+            session.journal.append("alert", step, {"text": f"{what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"})
     if step == FIRST_STEPS:
         for text in constant_rewards(session.rewards, read_journal(session.run_dir.journal_file)):
             session.journal.append("alert", step, {"text": text})
@@ -117,7 +124,9 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     before = session.to_replay.pop(identity(record), None)
     if before is None:
         return
-    if found := differences(before, record, repeatability(session.config).unlike, session.replay_tolerance):
+    limits = session.batch_limits
+    tolerance = EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
+    if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
         session.journal.append("alert", step, {"text": text})
@@ -128,24 +137,9 @@ def evaluate_held_out(session: Session, step: int) -> float:
     prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
     with Clock(session.policy.device)("evaluation"):
         result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
-    journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
-    return result.metrics()[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
-
-
-def count_skipped(result: StepResult, before: int) -> int:
-    """Return how many of the newest updates in a row were not applied, `before` being that count before this step."""
-    for report in result.reports:
-        before = 0 if report.is_finite else before + 1
-    return before
-
-
-def too_many_skipped(skipped: int, most: int) -> str | None:
-    """Return why the run must stop, if as many as `most` updates in a row were not applied."""
-    if skipped < most:
-        return None
-    return (
-        f"the last {skipped} updates were not finite (training.max_skipped_updates {most}); the policy is the one before them"
-    )
+    metrics = result.metrics()
+    journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": metrics, **result.as_json()})
+    return metrics[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
 
 
 def is_every(period: int | None, step: int) -> bool:

@@ -1,11 +1,14 @@
-"""From one step's tensors and records to the figures of the registry.
+"""From one step's tensors and records, and the time and memory of its phases, to the figures of the registry.
 
 Every mean stays a sum and a count, and what needs all rows says so, until `registry_figures` makes floats of them.
 """
 
 import math
 import resource
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +18,65 @@ from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std, teaching_groups
 from grpo_core.algorithm.kl import k1, k2, k3, kl_term
+from grpo_core.errors import MemoryFullError, cause
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.device import is_out_of_memory
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.phases import Clock
 from grpo_core.training.update import OptimizerStep
 from grpo_core.types import Mean, Measured, OfAllRows, RefSync
 
 Figures = dict[str, float]
 GIB = 2**30
+CPU = torch.device("cpu")
 MEASURED_MEMORY = ("rollout", "logps", "update", "sync")
 """Phases whose peak of memory is journalled."""
+
+
+class Clock:
+    """Adds up the seconds of a step under names, `with clock("rollout"): ...`, and holds its peaks of memory.
+
+    A GPU works behind the host's back: its clock waits for it at the end of a phase, or the next phase would be charged.
+    """
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        """Start the step's clock."""
+        self._device = device
+        self._start = self._now()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """By phase; 0 for one that did not happen."""
+        self.peaks: dict[str, int] = {}
+        """Bytes that tensors had on a GPU at most, by phase; nothing on a CPU."""
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count what happens inside towards `phase`.
+
+        Raises:
+            MemoryFullError: there was too little memory for it.
+        """
+        started = self._now()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is the former
+            if is_out_of_memory(error):
+                raise MemoryFullError(f"out of memory in the phase {phase} ({cause(error, 200)})", phase=phase) from error
+            raise
+        finally:
+            self.seconds[phase] += self._now() - started
+            if self._device.type == "cuda":
+                self.peaks[phase] = max(self.peaks.get(phase, 0), torch.cuda.max_memory_allocated(self._device))
+
+    def total(self) -> float:
+        """Return the seconds since the clock was made."""
+        return self._now() - self._start
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import pandas
 import torch
@@ -22,9 +21,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.algorithm.divergence import TokenDivergences
-from grpo_core.evaluation.runner import Evaluator, is_correct
+from grpo_core.evaluation.runner import Evaluator
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
-from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.rewards.base import call
@@ -64,30 +62,26 @@ class ProbeSet:
         drift = policy.divergences(own, reference.initial)
         to_ref = policy.divergences(own, reference.current).full if reference.has_moved else drift.full
         given_up = policy.divergences(self._of_initial, reference.initial).forward
-        correct, judged = self._verdicts(own)
-        figures = (
-            _mean_figures(drift, to_ref, own)
+        judge = self.evaluator
+        scores, judged = call(judge.verifier, self.prompts, policy.decode(own), judge.verdicts)
+        correct = torch.tensor(judge.accepts(scores))
+        return Probed(
+            figures=_mean_figures(drift, to_ref, own)
             | _forgetting_figures(given_up, self._of_initial.completion_mask)
-            | _place_figures(drift.full, own.completion_mask, correct)
+            | _place_figures(drift.full, own.completion_mask, correct),
+            tokens=self._table(own, drift, to_ref, correct),
+            judged=judged,
         )
-        return Probed(figures=figures, tokens=self._table(own, drift, to_ref, correct), judged=judged)
 
     def _completed_by(self, policy: Policy) -> SampledCompletions:
         config = self.evaluator.config
-        key = RandomKey(seed=config.training.seed, stream=Stream.PROBE, step=0)
-        return policy.sample(self.prompts, replace(SamplingSettings.of(config.rollout), group_size=1), key)
+        settings = replace(SamplingSettings.of(config.rollout), group_size=1)
+        return policy.sample(self.prompts, settings, RandomKey(seed=config.training.seed, stream=Stream.PROBE, step=0))
 
     @cached_property
     def _of_initial(self) -> SampledCompletions:
         """Those of the initial policy: drawn once a process, the same in each, whichever step it resumes from."""
         return self._completed_by(self.reference.initial)
-
-    def _verdicts(self, own: SampledCompletions) -> tuple[Bool[Tensor, " B"], tuple[Judgement, ...]]:
-        """Return which completions the verifier accepts."""
-        judge = self.evaluator
-        scores, judgement = call(judge.verifier, self.prompts, judge.policy.decode(own), judge.verdicts)
-        correct = [is_correct(score, judge.config.evaluation.pass_score) for score in scores]
-        return torch.tensor(correct), () if judgement is None else (judgement,)
 
     def _table(
         self, own: SampledCompletions, drift: TokenDivergences, to_ref: Float[Tensor, "B T"], correct: Bool[Tensor, " B"]
@@ -154,14 +148,3 @@ def position_bins(num_positions: int) -> Sequence[tuple[int, int]]:
     """
     starts = [0, *(2**power for power in range(max(num_positions - 1, 0).bit_length()))]
     return [(start, min(max(2 * start, 1), num_positions)) for start in starts]
-
-
-def write_probe(path: Path, step: int, probed: Probed) -> None:
-    """Write the table of a measurement, one row a token; it is durable when this returns.
-
-    Raises:
-        DiskFullError: the disk is full; nothing of the table is left.
-    """
-    durable_folder(path.parent)
-    with whole_or_gone(f"the probe of step {step}", path), durable(path) as partial:
-        probed.tokens.to_parquet(partial, index=False)

@@ -37,8 +37,8 @@ class CheckpointWriter:
 
     def prepare(self, trainable: Trainable) -> Future[str]:
         """Begin to store the initial policy, once; whoever waits for the first checkpoint learns if it did not fit."""
-        weights = trainable.reference.initial.weights
-        self._initial = self._initial or self._thread.submit(store_initial, self._folder, weights())
+        if self._initial is None:
+            self._initial = self._thread.submit(store_initial, self._folder, trainable.reference.initial.weights())
         return self._initial
 
     def begin(self, trainable: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
@@ -56,9 +56,8 @@ class CheckpointWriter:
         held = contents.copied() if has_room else contents
 
         def write() -> None:
-            digest = initial.result()
-            saved = save_checkpoint(self._folder, held, digest, state, keep=self._keep, mark=mark, in_use=self._in_use)
-            then(saved.name)
+            digest, keep, in_use = initial.result(), self._keep, self._in_use
+            then(save_checkpoint(self._folder, held, digest, state, keep=keep, mark=mark, in_use=in_use).name)
 
         self.newest_step = state.step
         self._under_way, self._is_large = self._thread.submit(write), size >= LARGE_BYTES

@@ -22,11 +22,11 @@ from grpo_core.run.cleaning import used_checkpoints
 from grpo_core.run.folder import BatchLimits, RunDir, batch_limits
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.provenance import config_here, find_model
-from grpo_core.run.reproduction import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
+from grpo_core.run.reproduction import COMPARED, Identity, identity
 from grpo_core.run.rules import RuleBook
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 
@@ -83,22 +83,17 @@ class Session:
         """What its drift is measured from."""
         return self.trainable.reference
 
-    @property
-    def replay_tolerance(self) -> Tolerance:
-        """How nearly a step that is made again must be the same: in other passes its last digits differ."""
-        limits = self.batch_limits
-        return EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
-
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
         if state.step <= self.writer.newest_step:
             return
         self.writer.finish()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
-        mark = JournalMark(bytes=num_bytes, sha256=sha256)
-        self.writer.begin(
-            self.trainable, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name})
-        )
+
+        def then(name: str) -> None:
+            self.journal.append("checkpoint", state.step, {"name": name})
+
+        self.writer.begin(self.trainable, state, JournalMark(bytes=num_bytes, sha256=sha256), then)
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.
@@ -127,8 +122,9 @@ class Session:
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
-            replayed = [record for record in records if record.kind in COMPARED and record.step > state.step]
-            self.to_replay.update({identity(record): record for record in replayed})
+            self.to_replay.update(
+                {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
+            )
         self.writer.newest_step = state.step
         return state
 
@@ -150,8 +146,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
-    verifier = pick_verifier(rewards, config.evaluation.verifier)
-    evaluator = Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
+    evaluator = Evaluator(policy=policy, verifier=pick_verifier(rewards, config), config=config, verdicts=verdicts)
     probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
     return Session(
         config=config,

@@ -3,21 +3,81 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from grpo_core.algorithm.advantages import group_relative_advantages
+from grpo_core.algorithm.masking import is_eos
+from grpo_core.algorithm.shaping import shape_rewards
 from grpo_core.data.prompts import prompts_of_step
-from grpo_core.evaluation.runner import is_correct
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import strictly_deterministic
 from grpo_core.policy.saved import TrainingState
+from grpo_core.rewards.base import ScoredCompletions, score
 from grpo_core.training import measure
-from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.phases import Clock
+from grpo_core.training.batch import Rollouts, TrainingBatch, filter_rows, overlong_penalty
+from grpo_core.training.measure import Clock
 from grpo_core.training.probe import Probed
-from grpo_core.training.rollout import collect_rollouts
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
-from grpo_core.types import SCHEDULE, Prompt, RefSync
+from grpo_core.types import SCHEDULE, Mean, Prompt, RefSync
+
+
+def collect_rollouts(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clock) -> Rollouts:
+    """Sample `group_size` completions of each prompt of a step, score them and compute their advantages."""
+    config, size = session.config, session.config.rollout.group_size
+    with clock("rollout"):
+        key = RandomKey(seed=config.training.seed, stream=Stream.TRAIN, step=step)
+        sampled = session.sampler.sample(prompts, SamplingSettings.of(config.rollout), key)
+    texts = session.policy.decode(sampled)
+    with clock("reward"):
+        scores = score(session.rewards, [prompt for prompt in prompts for _ in range(size)], texts, session.verdicts)
+    rewards, by_function = as_tensors(scores)
+    mask = sampled.completion_mask
+    truncated = ~(is_eos(sampled.completion_ids, session.policy.eos_token_ids) & mask).any(dim=1)
+    buffer = config.filtering.overlong_buffer_tokens
+    penalty = overlong_penalty(sampled.lengths().cpu(), config.rollout.max_completion_tokens, buffer)
+    shaping = config.advantage
+    shaped = shape_rewards(
+        rewards - penalty,
+        size,
+        norm=shaping.reward_norm,
+        shift=shaping.reward_shift,
+        scale=shaping.reward_scale,
+        clip=shaping.reward_clip,
+    )
+    advantages = group_relative_advantages(shaped, size, shaping.baseline, shaping.scale, shaping.advantage_eps)
+    advantages = advantages.to(device=mask.device, dtype=torch.float32)
+    kept, figures = filter_rows(config.filtering, advantages, truncated, size)
+    if buffer is not None:
+        figures["filter/overlong_penalty"] = Mean(float(penalty.sum()), len(penalty))
+    return Rollouts(
+        prompts=sampled.prompts,
+        group_size=size,
+        completion_ids=sampled.completion_ids,
+        completion_mask=mask,
+        sampling_per_token_logps=sampled.sampling_per_token_logps,
+        weights=sampled.weights,
+        figures=sampled.figures,
+        texts=tuple(texts),
+        truncated=truncated,
+        rewards=rewards,
+        rewards_by_function=by_function,
+        judged=scores.judged,
+        group_advantages=advantages,
+        loss_mask=mask & kept.unsqueeze(1),
+        filtered=figures,
+    )
+
+
+def as_tensors(scores: ScoredCompletions) -> tuple[Float[Tensor, " B"], dict[str, Float[Tensor, " B"]]]:
+    """Return (totals, scores by reward name) in fp64; NaN stands for a completion that could not be scored."""
+    return torch.tensor(scores.total, dtype=torch.float64), {
+        name: torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+        for name, values in scores.breakdown.items()
+    }
+
 
 ExactKL = Float[Tensor, "B T"] | None
 
@@ -91,8 +151,7 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.current)
     if not reference.has_moved:
         return to_reference, to_reference
-    is_due = step % settings.kl_init_every == 0
-    return to_reference, policy.exact_kl(rollouts, reference.initial) if is_due else None
+    return to_reference, None if step % settings.kl_init_every else policy.exact_kl(rollouts, reference.initial)
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
@@ -174,8 +233,7 @@ def figures_of_policy(
 ) -> measure.Figures:
     """Return the figures of a step that are known before it decides on a sync."""
     rollouts = batch.rollouts
-    verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
-    correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
+    correct = session.evaluator.accepts(rollouts.rewards_by_function[session.evaluator.verifier.name].tolist())
     figures = measure.registry_figures(
         [
             measure.kl_figures(logps, rollouts),

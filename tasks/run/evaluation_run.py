@@ -15,7 +15,7 @@ from grpo_core.config import Origin, apply_overrides, changes_between, validate_
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
-from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run
+from grpo_core.evaluation.plan import EvaluationPlan, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.run.child import import_folders
 from grpo_core.run.folder import RunDir
@@ -46,8 +46,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         is_tracked = is_mlflow_run(policy)
         subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
         with unquoted(config or ""):
-            base, resolved = configure_evaluation(subject, config, overrides)
-        prompts = choose_prompts(subject, config, overrides, base, resolved)
+            base, resolved, prompts = configure_evaluation(subject, config, overrides)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
         named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}

@@ -17,7 +17,7 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.child import ensure_ended
 from grpo_core.run.folder import RunDir
 from grpo_core.run.rules import RunRules
-from grpo_core.training.process import MODULES, evaluating
+from grpo_core.training import EVALUATE, TRAINING
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
 from tasks.run.inputs import cached_digest
@@ -64,9 +64,8 @@ def run_training_process(run_path: Path) -> None:
     if run_status(run_dir).state == "finished":
         return
     training = run_dir.read_config().training
-    arguments = [str(run_path), *evaluating(training.engine)]
     try:
-        run_child(MODULES[training.engine], arguments, run_dir.log_file("train"), training.python, run_dir.process_file)
+        run_child(TRAINING, [str(run_path), EVALUATE], run_dir.log_file("train"), training.python, run_dir.process_file)
     except TrainingError as error:
         if not was_cut_short(run_dir):
             raise

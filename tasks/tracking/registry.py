@@ -17,10 +17,8 @@ from typing import Any
 
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, TrackingError, raised_as, shown
-from grpo_core.export.card import TASK
-from grpo_core.export.place import MANIFEST_FILE
-from grpo_core.export.policy_folder import Exported
-from grpo_core.export.public import hub_id, public_source
+from grpo_core.export.card import TASK, hub_id, public_source
+from grpo_core.export.policy_folder import MANIFEST_FILE, Exported
 from grpo_core.machine.disk import folder_bytes, sha256_of
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions

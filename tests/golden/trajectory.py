@@ -6,8 +6,8 @@ from typing import Any
 
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.session import FRESH, Session, open_session
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 from tests.support.scripted import ScriptedSampler
 

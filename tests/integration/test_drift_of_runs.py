@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from grpo_core.metrics import find_metric
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.session import FRESH, open_session
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 
 FILTERS = {"filtering.drop_zero_variance_groups": True, "filtering.mask_truncated_completions": True}

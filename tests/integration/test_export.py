@@ -19,20 +19,15 @@ from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import FolderError, ModelError
 from grpo_core.export.card import CARD_FILE, write_card
 from grpo_core.export.choice import ExportWish, plan_export
-from grpo_core.export.place import MANIFEST_FILE
-from grpo_core.export.policy_folder import Exported, export_policy, write_policy
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.machine.disk import sha256_of
+from grpo_core.export.policy_folder import MANIFEST_FILE, Exported, export_policy, write_policy
+from grpo_core.machine.disk import durable_folder, sha256_of
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.flow_folder import write_marker
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.preflight import check_start
 
 pytestmark = pytest.mark.proof
-TIE = 1e-3
-"""Two logits that are closer may change places between two orders of the same sums."""
 HOSTILE = "</td><script>alert(1)</script> | [x](http://evil/x) ![](http://evil/y)\n# big\n---\nlicense: mit\n```"
 OBSERVED = {
     "training.checkpoint_every": 2,
@@ -83,46 +78,18 @@ def files_of(folder: Path) -> dict[str, str]:
     return {path.name: sha256_of(path) for path in folder.iterdir()}
 
 
-def greedy_by_us(run_dir: RunDir, num_prompts: int = 4) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Return (prompt, greedy completion) of the newest checkpoint's policy, by the run's own sampler."""
-    config = validate_config(apply_overrides(run_dir.read_config().model_dump(mode="json"), {"model.dtype": "float32"}))
-    policy = open_policy(list_checkpoints(run_dir.checkpoints)[-1] / "policy", config)
-    prompts = load_frozen(run_dir.data)[1][:num_prompts]
-    settings = replace(SamplingSettings.of(config.rollout), group_size=1, temperature=0.0)
-    sampled = policy.sample(prompts, settings, RandomKey(seed=0, stream=Stream.EVAL, step=0))
-    rows = zip(sampled.completion_ids, sampled.completion_mask, strict=True)
-    return [(prompt.token_ids, ids[keep].tolist()) for prompt, (ids, keep) in zip(prompts, rows, strict=True)]
-
-
-def assert_same_tokens(model: Any, expected: list[tuple[tuple[int, ...], list[int]]]) -> None:
-    """Compare greedy completions of transformers with others, up to the first place where two tokens are as likely."""
-    compared = 0
-    for prompt, completion in expected:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=len(completion), do_sample=False
-        )[0, len(prompt) :].tolist()
-        logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        top = logits.topk(2).values
-        for place, token in enumerate(completion):
-            if top[place, 0] - top[place, 1] < TIE:
-                break
-            assert made[place] == token
-            compared += 1
-    assert compared > len(expected)
-
-
-def test_transformers_gives_the_tokens_of_the_policy(full: RunDir, tmp_path: Path) -> None:
+def test_transformers_gives_the_logits_of_the_policy(full: RunDir, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     exported = export_policy(full, ExportWish(), tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(exported.folder, dtype="auto").eval()
     assert model.dtype == torch.float32
-    with torch.no_grad():
-        assert_same_tokens(model, greedy_by_us(full))
     prompt = load_frozen(full.data)[1][0]
-    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
-    assert tokenizer(prompt.text, add_special_tokens=False)["input_ids"] == list(prompt.token_ids)
+    ids = AutoTokenizer.from_pretrained(exported.folder)(prompt.text, add_special_tokens=False)["input_ids"]
+    assert ids == list(prompt.token_ids)
+    ours = open_policy(list_checkpoints(full.checkpoints)[-1] / "policy", full.read_config()).model
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.tensor([ids])).logits, ours(torch.tensor([ids])).logits)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks a model for it
@@ -140,8 +107,6 @@ def test_an_adapter_is_peft_s_and_merged_it_is_what_peft_merges(adapted: RunDir,
     assert ours.keys() == by_peft.keys()
     assert all(torch.equal(ours[name], by_peft[name]) for name in ours)
     assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 0.1
-    with torch.no_grad():
-        assert_same_tokens(model, greedy_by_us(adapted))
     assert yaml.safe_load(text_of(adapter).split("---")[1])["library_name"] == "peft"
     assert any("is no model of the hub" in note for note in adapter.notes)
     assert any("has a folder of this machine as base_model_name_or_path" in note for note in adapter.notes)
@@ -165,39 +130,20 @@ def test_an_adapter_is_not_merged_with_another_base(make: Callable[..., RunDir],
         source.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("settings", "dtype", "said"),
-    [
-        ({}, "float32", "of the weights rounded to it for each product; exported is what was trained, in float32"),
-        ({}, "bfloat16", "every figure here is of the weights rounded to it for each product**"),
-        (
-            {"model.lora.rank": 2},
-            "bfloat16",
-            "every figure here is of base and adapter rounded to it for each product; exported is their sum, rounded",
-        ),
-    ],
-)
-def test_figures_of_a_run_in_bfloat16_are_of_rounded_weights(
-    settings: dict[str, Any], dtype: Any, said: str, make: Callable[..., RunDir], tmp_path: Path
-) -> None:
-    run = make(
-        {**settings, "model.dtype": "bfloat16", "training.steps": 1, "evaluation.samples": 0, "evaluation.k": []}, "half"
-    )
-    text = text_of(export_policy(run, ExportWish(form="merged", dtype=dtype), tmp_path / "out"))
-    assert f"the run computed in bfloat16: every figure here is {said.removeprefix('every figure here is ')}" in text
+def test_figures_of_a_run_in_bfloat16_are_of_rounded_weights(make: Callable[..., RunDir], tmp_path: Path) -> None:
+    options = {"model.lora.rank": 2, "training.steps": 1, "evaluation.samples": 0, "evaluation.k": []}
+    run = make({**options, "model.dtype": "bfloat16"}, "half")
+    text = text_of(export_policy(run, ExportWish(form="merged", dtype="bfloat16"), tmp_path / "out"))
+    assert "every figure here is of base and adapter rounded to it for each product; exported is their sum, rounded" in text
     assert "of the weights in float32" not in text
 
 
-def test_another_run_starts_from_an_export(
-    full: RunDir, tiny_config: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_another_run_starts_from_an_export(full: RunDir, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
     exported = export_policy(full, ExportWish(), tmp_path / "out")
     config = tiny_config(
         {"model.source": str(exported.folder), "training.steps": 1, "evaluation.samples": 0, "evaluation.k": []}
     )
-    assert check_start(config, ()).faults == ()
-    train(config, run_dir=tmp_path / "next", evaluate=False, progress=False)
-    assert [record.step for record in check_run(RunDir(tmp_path / "next")).history if record.kind == "step"] == [1]
+    assert train(config, run_dir=tmp_path / "next", evaluate=False, progress=False).last_step == 1
 
 
 def test_a_step_or_the_best_is_chosen_and_one_that_is_not_there_is_named(full: RunDir, adapted: RunDir, tmp_path: Path) -> None:
@@ -229,21 +175,13 @@ def test_what_is_no_export_of_ours_is_never_overwritten(full: RunDir, tmp_path: 
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "notes.txt").write_text("mine")
-    run = tmp_path / "run"
-    run.mkdir()
-    write_marker(run, "run")
-    (tmp_path / "file").write_text("")
+    write_marker(durable_folder(tmp_path / "run"), "run")
     shutil.copytree(theirs, tmp_path / ".out.partial")  # where a start would lie
-    for place, fault in {
-        theirs: "is no export; it holds notes.txt",
-        tmp_path / "out": r"\.out\.partial: is no export; it holds notes.txt",
-        run: "is the folder of a run",
-        tmp_path / "file": "Not a directory",
-    }.items():
+    for name, fault in {"theirs": "it holds notes.txt", "out": "it holds notes.txt", "run": "is the folder of a run"}.items():
         with pytest.raises(FolderError, match=fault):
-            export_policy(full, ExportWish(), place)
+            export_policy(full, ExportWish(), tmp_path / name)
     assert (theirs / "notes.txt").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "file", "run", "theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "run", "theirs"]
 
 
 def test_an_export_is_replaced_unless_somebody_has_changed_it(full: RunDir, tmp_path: Path) -> None:
@@ -288,7 +226,7 @@ def test_the_card_has_every_figure_of_this_step_and_none_of_another(full: RunDir
     assert f"| {third.metrics['kl/ref/drift']:.4g} | {third.metrics['kl/ref/drift_se']:.2g} | 2 |" in text_of(early)
 
 
-def test_text_of_a_stranger_is_text_on_the_card(full: RunDir, tmp_path: Path) -> None:
+def test_text_of_a_stranger_is_text_on_the_card_and_nothing_of_this_machine_leaves_it(full: RunDir, tmp_path: Path) -> None:
     exported = export_policy(full, ExportWish(), tmp_path / "out")
     _, front, body = text_of(exported).split("---\n", 2)
     assert set(yaml.safe_load(front)) == {"library_name", "pipeline_tag", "tags"}
@@ -296,49 +234,33 @@ def test_text_of_a_stranger_is_text_on_the_card(full: RunDir, tmp_path: Path) ->
     assert "<script" not in body
     assert not re.search(r"(?<!\\)\]\(", body)
     assert "\n---" not in body
-    assert [
-        line for line in body.splitlines() if line.startswith("#") and "big" in line and not line.startswith("# &lt;")
-    ] == []
-    assert [line for line in body.splitlines() if line.startswith("```")] == ["```python", "```"]
-
-
-def test_no_folder_of_this_machine_and_no_password_leaves_it(
-    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "alert(1)-is-a-secret-of-the-environment")
-    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    assert not re.search(r"^#(?! &lt;).*big", body, re.MULTILINE)
+    assert re.findall(r"^```.*$", body, re.MULTILINE) == ["```python", "```"]
     texts = [path.read_text() for path in exported.folder.iterdir() if path.suffix != ".safetensors"]
     for place in (full.path.parent, Path(full.read_config().model.source).parent, tmp_path):
         assert all(str(place) not in text for text in texts)
-    assert "`…/tiny`" in text_of(exported)
+    assert "`…/tiny`" in body
 
 
 def with_code(checkpoint: Path) -> None:
     """Let a checkpoint name Python code, and hold some, as that of a model from the hub does."""
-    policy = checkpoint / "policy"
-    config = json.loads((policy / "config.json").read_text())
+    config, code, manifest = (checkpoint / name for name in ("policy/config.json", "policy/modeling_evil.py", "manifest.json"))
     auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
-    (policy / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
-    (policy / "modeling_evil.py").write_text("raise SystemExit('ran')\n")
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    names = ("policy/config.json", "policy/modeling_evil.py")
-    (checkpoint / "manifest.json").write_text(
-        json.dumps({**manifest, **{name: sha256_of(checkpoint / name) for name in names}})
-    )
+    config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": auto_map}))
+    code.write_text("raise SystemExit('ran')\n")
+    digests = {f"policy/{file.name}": sha256_of(file) for file in (config, code)}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **digests}))
 
 
 def test_code_of_a_model_is_left_out_unless_the_run_ran_it_and_then_the_card_says_so(copied: RunDir, tmp_path: Path) -> None:
     with_code(list_checkpoints(copied.checkpoints)[-1])
     plan = plan_export(copied, ExportWish())
-    for trusted in (False, True):
+    for trusted, said in ((False, "left out: code of the model"), (True, "runs code: loading it needs trust_remote_code=True")):
         model = plan.config.model.model_copy(update={"trust_remote_code": trusted})
-        folder = tmp_path / str(trusted)
-        folder.mkdir()
         now = replace(plan, config=plan.config.model_copy(update={"model": model}))
-        notes = write_policy(now, folder)
-        card = write_card(now, check_run(copied).history, notes).text
+        folder = durable_folder(tmp_path / str(trusted))
+        (note,) = write_policy(now, folder)
         assert (folder / "modeling_evil.py").exists() is trusted
         assert ("auto_map" in json.loads((folder / "config.json").read_text())) is trusted
-        wanted = "runs code: loading it needs trust\\_remote\\_code=True" if trusted else "left out: code of the model"
-        assert wanted.replace("\\_", "_") in "".join(notes)
-        assert "modeling" in card
+        assert said in note
+        assert "modeling" in write_card(now, check_run(copied).history, [note]).text

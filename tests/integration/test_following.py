@@ -1,6 +1,5 @@
 """A training that is followed from Python: rules about what it wrote while nobody looked, and about its silence."""
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from grpo_core.errors import TrainingError
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import monitor_alerts
 from grpo_core.run.journal import Journal
-from grpo_core.training.from_python import Bar, Follower
+from grpo_core.training.from_python import Follower
 
 BUDGET = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
 STALLED = {"kind": "stalled", "bound": 0.2, "action": "stop"}
@@ -23,8 +22,9 @@ def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: An
     journal.append("start", 0, {})
     journal.append("step", 2, {"metrics": {"kl/ref/drift": 0.75}})
     journal.close()
-    with contextlib.closing(Bar(run_dir.read_config().training, "run")) as bar:
-        Follower(run_dir, bar)
+    follower = Follower(run_dir)
+    with follower.bar:
+        follower.begin()
     text = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert run_dir.stop_file.read_text() == f"{text}\n"
     shown = capsys.readouterr()
@@ -36,24 +36,19 @@ def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -
     run_dir = tiny_run({"monitor.rules": [STALLED]})
     (tmp_path / "silent.py").write_text("import time\ntime.sleep(60)\n")
     began = time.monotonic()
-    with contextlib.closing(Bar(run_dir.read_config().training, "run", shown=False)) as bar:
-        follower = Follower(run_dir, bar)
-
-        def look() -> None:
-            time.sleep(0.05)
-            follower.look()
-
-        with pytest.raises(TrainingError, match="silent was killed by SIGTERM"):
-            run_watched(
-                "silent",
-                [],
-                run_dir.log_file("train"),
-                look=look,
-                stop=finish_child,
-                report=bar.say,
-                state_file=run_dir.process_file,
-                import_from=[str(tmp_path)],
-            )
+    follower = Follower(run_dir, shown=False)
+    follower.begin()
+    with pytest.raises(TrainingError, match="silent was killed by SIGTERM"):
+        run_watched(
+            "silent",
+            [],
+            run_dir.log_file("train"),
+            look=follower.look,
+            stop=finish_child,
+            report=follower.say,
+            state_file=run_dir.process_file,
+            import_from=[str(tmp_path)],
+        )
     assert time.monotonic() - began < 15
     (alert,) = monitor_alerts(run_dir)
     assert alert.text.endswith("longer than 0.2 s")

@@ -29,7 +29,9 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_from_python_has_the_figures_of_the_process_by_itself(
     tiny_config: Callable[..., RunConfig], tiny_run: Callable[..., RunDir], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(tiny_config())
+    assert train(tiny_config({"training.steps": 1}), evaluate=False, progress=False).last_step == 1
+    assert capsys.readouterr() == ("", "")
+    run = train(tiny_config(), overrides=["training.steps=4"])
     assert run.state == "finished"
     assert run.last_step == 4
     assert list(run.syncs["step"]) == [2, 4]
@@ -41,24 +43,6 @@ def test_a_run_from_python_has_the_figures_of_the_process_by_itself(
     shown = capsys.readouterr().err
     assert "4/4" in shown
     assert f"reward={run.steps['reward/mean'].iloc[-1]:.3g}" in shown
-
-
-def test_nothing_is_written_to_the_screen_without_progress(
-    tiny_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train(tiny_config({"training.steps": 1}), evaluate=False, progress=False, run_dir="one")
-    assert run.path == Path("one")
-    assert len(run.evaluations) == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_overrides_are_a_mapping_or_those_of_the_command_line(tiny_config: Callable[..., RunConfig]) -> None:
-    config = tiny_config({"training.steps": 1})
-    first = train(config, overrides={"loss.beta": 0.5}, evaluate=False, progress=False)
-    second = train(config, overrides=["loss.beta=0.5"], evaluate=False, progress=False)
-    assert first.config == second.config
-    assert first.config.loss.beta == 0.5
-    assert first.path != second.path
 
 
 def test_a_refused_configuration_leaves_no_folder() -> None:

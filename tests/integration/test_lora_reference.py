@@ -9,8 +9,8 @@ import torch
 from grpo_core.policy.lora.delta import LowRank, adapted_layers, delta_of
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.journal import Journal
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.session import FRESH, open_session
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 from tests.merged_models import MergedModels, in_double, plain_logps
 

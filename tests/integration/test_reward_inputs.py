@@ -10,8 +10,8 @@ from grpo_core.data.sources import read_rows
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.journal import Journal
+from grpo_core.training.ending import StopRequest
 from grpo_core.training.session import FRESH, Session, open_session
-from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
 
 pytestmark = pytest.mark.proof
@@ -82,7 +82,7 @@ def test_rehearsal_training_evaluation_and_resume_give_the_same_to_a_function_th
         state = run_step(session, state).state
     phase()
     result = session.evaluator.evaluate(session.eval_prompts, samples=2)
-    assert {type(completion.answer) for completion in result.completions} == {str}  # of a table
+    assert {type(completion["answer"]) for completion in result.completions} == {str}  # of a table
     phase()
     session.begin_checkpoint(state)
     closed(session)

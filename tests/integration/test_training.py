@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pandas
@@ -18,7 +17,7 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import find_best, list_checkpoints
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, read_journal
+from grpo_core.run.journal import read_journal
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 from tests.step_keys import required_step_keys
@@ -34,24 +33,6 @@ KL_PANEL = {
     "kl/ref/seq",
     "kl/init/drift",
 }
-STOPPER = '''"""A reward function that does something from outside during a training."""
-
-import os
-from pathlib import Path
-
-calls = 0
-
-
-def act(prompts, completions, path, at_call, action, **columns):
-    """Reward short completions; at the given call, ask the training to stop, or fail."""
-    global calls
-    calls += 1
-    if calls == at_call and action == "stop file":
-        Path(path).write_text("enough\\n")
-    if calls == at_call and action == "raise":
-        raise ArithmeticError("no such number")
-    return [float(len(completion[0]["content"]) < 5) for completion in completions]
-'''
 
 
 def train(run_dir):
@@ -83,9 +64,10 @@ def newest_checkpoint(run_dir):
     return max(run_dir.checkpoints.glob("step_*"))
 
 
-def test_a_training_journals_every_figure_every_sync_a_checkpoint_and_its_end(tiny_run):
-    run_dir = tiny_run()
+def test_a_training_journals_every_figure_every_sync_a_checkpoint_and_its_end_and_its_seed_decides_them(tiny_run):
+    run_dir, other = tiny_run(), tiny_run({"training.seed": 1}, name="other")
     records = train(run_dir)
+    assert step_figures(train(other)) != step_figures(records)
     steps = of_kind(records, "step")
     assert [record.step for record in steps] == [1, 2, 3, 4]
     for record in steps:
@@ -127,25 +109,7 @@ def test_the_figures_agree_with_each_other(tiny_run):
         assert metrics["ref/param_distance"] == sync.data["param_distance"] > 0
 
 
-def test_the_same_seed_repeats_exactly_and_another_does_not(tiny_run):
-    runs = [tiny_run(name="one"), tiny_run(name="two"), tiny_run({"training.seed": 1}, name="three")]
-    one, two, three = (step_figures(train(run_dir)) for run_dir in runs)
-    assert one == two
-    assert_same_weights(runs[0], runs[1])
-    assert one != three
-    weights = [load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors") for run_dir in runs]
-    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
-
-
-@pytest.mark.parametrize("override", [{"training.microbatch_tokens": 1}, {"training.gradient_checkpointing": True}], ids=str)
-def test_what_saves_memory_changes_no_figure(tiny_run, override):
-    whole = step_figures(train(tiny_run(name="whole")))
-    cut = step_figures(train(tiny_run(override, name="cut")))
-    for ours, theirs in zip(cut, whole, strict=True):
-        assert ours == {key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in theirs.items()}
-
-
-@pytest.mark.parametrize("journal", ["cut", "torn", "whole"])
+@pytest.mark.parametrize("journal", ["torn", "whole"])
 def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, journal):
     # An average as reference and a schedule: the policy, both references, AdamW's moments and the rate all matter.
     options = {"training.checkpoint_every": 2, "reference.mixup_alpha": 0.5, "optimizer.schedule": "cosine"}
@@ -156,8 +120,8 @@ def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, jour
     shutil.rmtree(killed.checkpoints / "step_000004")
     lines = killed.journal_file.read_bytes().splitlines(keepends=True)
     saved = next(number for number, line in enumerate(lines) if json.loads(line)["kind"] == "checkpoint")
-    # As kill -9 leaves it: right after the checkpoint, in the middle of writing the next step, or two steps later.
-    left = {"cut": lines[: saved + 1], "torn": [*lines[: saved + 1], lines[saved + 1][:40]], "whole": lines[:-2]}[journal]
+    # As kill -9 leaves it: in the middle of writing the next step, or two steps later.
+    left = {"torn": [*lines[: saved + 1], lines[saved + 1][:40]], "whole": lines[:-2]}[journal]
     killed.journal_file.write_bytes(b"".join(left))
 
     records = train(killed)
@@ -266,7 +230,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_known_after_a_resume(
     assert find_best(run_dir.checkpoints).name == "step_000002"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "manifest"])
+@pytest.mark.parametrize("damage", ["one bit", "manifest"])
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny_run, damage):
     whole = tiny_run({"training.checkpoint_every": 2}, name="whole")
     expected = step_figures(train(whole))
@@ -296,43 +260,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(tiny_run, 
         (folder / "state.json").write_text("{}")
     assert main([str(run_dir.path)]) == 2
     assert "no checkpoint is whole" in capsys.readouterr().err
-
-
-def test_a_second_training_of_a_run_is_refused_and_named_the_first(tiny_run, capsys):
-    run_dir = tiny_run()
-    first = Journal(run_dir.journal_file)
-    first.append("start", 0, {})
-    before = run_dir.journal_file.read_bytes()
-    assert main([str(run_dir.path)]) == 2
-    assert f"process {os.getpid()} is writing its journal" in capsys.readouterr().err
-    assert run_dir.journal_file.read_bytes() == before
-    first.close()
-
-
-def test_a_finished_training_that_is_started_again_does_nothing_more(tiny_run):
-    run_dir = tiny_run()
-    steps = step_figures(train(run_dir))
-    digest = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
-    records = train(run_dir)
-    assert step_figures(records) == steps
-    assert records[-1].data["status"] == "finished"
-    again = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
-    assert all(torch.equal(again[key], digest[key]) for key in digest)
-
-
-def test_without_a_kl_term_the_kl_is_measured_all_the_same(tiny_run):
-    for figures in step_figures(train(tiny_run({"loss.beta": 0.0})))[1:]:
-        assert figures.keys() >= KL_PANEL
-        assert figures["loss/total"] == figures["loss/policy"]
-        assert figures["kl/init/drift"] > 0
-
-
-def test_several_updates_a_step_are_counted_and_drift_from_the_rollouts_policy(tiny_run):
-    records = train(tiny_run({"loss.epochs_per_rollout": 2, "loss.minibatches": 2, "training.steps": 2}))
-    figures = step_figures(records)
-    assert [step["progress/optimizer_step"] for step in figures] == [4, 8]
-    assert all(step["kl/old/k3"] > 0 for step in figures)
-    assert all(step["policy/ratio_max"] > 1 for step in figures)
 
 
 def test_vlm_r1s_reference_is_the_policy_of_the_step_before(tiny_run):
@@ -380,24 +307,22 @@ def test_evaluations_during_training_are_journalled_and_change_nothing(tiny_run)
     assert_same_weights(evaluated, plain)
 
 
-@pytest.fixture
-def run_with_stopper(tiny_run, tmp_path, monkeypatch):
-    """Return a function that makes a run with a user's reward function which acts at its third call."""
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "stopper.py").write_text(STOPPER)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "stopper", raising=False)
-
-    def make(action):
-        arguments = {"path": str(tmp_path / "run" / "STOP"), "at_call": 3, "action": action}
-        return tiny_run({"rewards": [{"fn": "stopper:act", "args": arguments}]})
-
-    return make
+CALLS = []
 
 
-def test_a_stop_file_ends_the_training_after_the_step_with_a_checkpoint(run_with_stopper):
-    run_dir = run_with_stopper("stop file")
+def act(prompts, completions, stop_file="", **columns):
+    """Reward short completions; at the third call, ask the training to stop, or fail."""
+    CALLS.append(len(completions))
+    if len(CALLS) == 3 and not stop_file:
+        raise ArithmeticError("no such number")
+    if len(CALLS) == 3:
+        Path(stop_file).write_text("enough\n")
+    return [float(len(completion[0]["content"]) < 5) for completion in completions]
+
+
+def test_a_stop_file_ends_the_training_after_the_step_with_a_checkpoint(tiny_run, tmp_path):
+    CALLS.clear()
+    run_dir = tiny_run({"rewards": [{"fn": f"{__name__}:act", "args": {"stop_file": str(tmp_path / "run" / "STOP")}}]})
     records = train(run_dir)
     assert [(record.kind, record.step) for record in records[-3:]] == [("step", 3), ("checkpoint", 3), ("end", 3)]
     assert records[-1].data == {"status": "stopped", "reason": "STOP: enough"}
@@ -406,58 +331,50 @@ def test_a_stop_file_ends_the_training_after_the_step_with_a_checkpoint(run_with
     assert [record.step for record in of_kind(train(run_dir), "step")] == [1, 2, 3, 4]
 
 
-def test_a_reward_function_that_raises_ends_the_training_with_a_message(run_with_stopper, capsys):
-    run_dir = run_with_stopper("raise")
+def test_a_reward_function_that_raises_ends_the_training_with_a_message(tiny_run, capsys):
+    CALLS.clear()
+    run_dir = tiny_run({"rewards": [{"fn": f"{__name__}:act"}]})
     assert main([str(run_dir.path)]) == 1
     end = read_journal(run_dir.journal_file)[-1]
     assert (end.kind, end.step, end.data["status"]) == ("end", 2, "failed")
-    assert "reward stopper:act raised ArithmeticError: no such number" in end.data["reason"]
+    assert f"reward {__name__}:act raised ArithmeticError: no such number" in end.data["reason"]
     assert capsys.readouterr().err.splitlines()[-1] == end.data["reason"]
 
 
-@pytest.fixture
-def start(tiny_run, start_training):
-    """Return a function that starts a long training as a process, waits for its first step, and returns both."""
-
-    def begin(**options):
-        run_dir = tiny_run({"training.steps": 100_000})
-        journal = run_dir.journal_file
-
-        def has_stepped():
-            return journal.exists() and b'"kind":"step"' in journal.read_bytes()
-
-        return start_training(run_dir, has_stepped, cwd=Path(__file__).parents[2], **options), run_dir
-
-    return begin
+def test_without_a_kl_term_the_kl_is_measured_and_several_updates_a_step_drift_from_the_rollouts_policy(tiny_run):
+    records = train(tiny_run({"loss.beta": 0.0, "loss.epochs_per_rollout": 2, "loss.minibatches": 2, "training.steps": 2}))
+    figures = step_figures(records)
+    assert [step["progress/optimizer_step"] for step in figures] == [4, 8]
+    for step in figures:
+        assert step["kl/old/k3"] > 0
+        assert step["policy/ratio_max"] > 1
+        assert step["loss/total"] == step["loss/policy"]
+        assert step.keys() >= KL_PANEL
+    assert figures[1]["kl/init/drift"] > 0
 
 
-def assert_ended_after_a_step(run_dir, reason):
-    records = read_journal(run_dir.journal_file)
+@pytest.mark.proof
+@pytest.mark.parametrize(("asks", "code"), [("SIGTERM", 143), ("lifeline", 0)])
+def test_who_asks_a_process_to_end_finds_a_checkpoint_of_its_last_step(tiny_run, start_training, asks, code):
+    run_dir = tiny_run({"training.steps": 100_000})
+    journal, (read_end, write_end) = run_dir.journal_file, os.pipe()
+
+    def has_stepped():
+        return journal.exists() and b'"kind":"step"' in journal.read_bytes()
+
+    environment = {**os.environ, LIFELINE_VARIABLE: str(read_end)}
+    child = start_training(run_dir, has_stepped, cwd=Path(__file__).parents[2], pass_fds=(read_end,), env=environment)
+    os.close(read_end)
+    if asks == "SIGTERM":
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == code
+    os.close(write_end)
+    assert child.wait(60) == code
+    records = read_journal(journal)
     last = of_kind(records, "step")[-1].step
     assert [(record.kind, record.step) for record in records[-2:]] == [("checkpoint", last), ("end", last)]
-    assert records[-1].data["status"] == "stopped"
-    assert reason in records[-1].data["reason"]
+    assert asks in records[-1].data["reason"]
     assert newest_checkpoint(run_dir).name == f"step_{last:06d}"
-
-
-@pytest.mark.proof
-def test_sigterm_ends_the_process_after_the_step_with_a_checkpoint_and_code_143(start):
-    child, run_dir = start()
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 143
-    assert_ended_after_a_step(run_dir, "SIGTERM")
-
-
-@pytest.mark.proof
-def test_the_end_of_the_lifeline_ends_the_process_cleanly(start):
-    read_end, write_end = os.pipe()
-    try:
-        child, run_dir = start(pass_fds=(read_end,), env={**os.environ, LIFELINE_VARIABLE: str(read_end)})
-        os.close(read_end)
-    finally:
-        os.close(write_end)
-    assert child.wait(60) == 0
-    assert_ended_after_a_step(run_dir, "lifeline")
 
 
 OPTIONS = [
@@ -489,9 +406,7 @@ def test_every_option_of_the_algorithm_trains(tiny_run, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"advantage.whiten_advantages": True},
-        {"loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
+        {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "advantage.whiten_advantages": True},
         {"loss.epochs_per_rollout": 2, "loss.kl_estimator": "full"},
     ],
     ids=str,
@@ -504,15 +419,6 @@ def test_steps_whose_groups_are_all_dropped_teach_nothing_and_end_nothing(tiny_r
         assert (record.metrics["group/zero_std_frac"], record.metrics["filter/kept_frac"]) == (1, 0)
         assert all(math.isfinite(value) for value in record.metrics.values())
         assert record.metrics["ref/param_distance"] == 0
-
-
-def test_a_reward_function_with_a_name_that_no_metric_key_can_have_trains(tiny_run, tmp_path, monkeypatch):
-    (tmp_path / "metres.py").write_text("def länge(completions, **_):\n    return [float(len(one)) for one in completions]\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    run_dir = tiny_run({"rewards": [{"fn": "metres:länge"}], "training.steps": 2})
-    steps = of_kind(train(run_dir), "step")
-    assert [record.metrics["reward/l_nge/mean"] for record in steps] == [record.metrics["reward/mean"] for record in steps]
-    assert "reward_l_nge" in pandas.read_parquet(run_dir.completions / "step_000002.parquet")
 
 
 def huge(prompts, completions, **columns):

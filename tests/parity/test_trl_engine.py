@@ -8,17 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.backends.__main__ import main as train_on_trl
-from grpo_core.backends.trl import build_trainer
-from grpo_core.backends.trl_observer import Observer
+from grpo_core.backends.trl import Observer, build_trainer
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
-from grpo_core.training.__main__ import main as train_native
-from grpo_core.training.phases import Clock
-from grpo_core.training.rollout import collect_rollouts
+from grpo_core.training.__main__ import main
+from grpo_core.training.ending import StopRequest
+from grpo_core.training.measure import Clock
 from grpo_core.training.session import open_session
-from grpo_core.training.signals import StopRequest
-from grpo_core.training.step import prompts_for, update
+from grpo_core.training.step import collect_rollouts, prompts_for, update
 from tests.support.scripted import ScriptedSampler
 
 # What TRL and transformers say about each other's names is not about this project.
@@ -174,9 +171,9 @@ NOT_COMPARED = ("time/", "perf/")
 def test_a_whole_run_journals_the_same_figures_on_both_engines(tiny_run, name):
     """Sampling, rewards, KL panel, syncs: every key of every step, four steps that build on each other."""
     journals = []
-    for engine, train in (("native", train_native), ("trl", train_on_trl)):
+    for engine in ("native", "trl"):
         run_dir = tiny_run({"reference.kl_full_every": 2, **RUNS[name], "training.engine": engine}, engine)
-        assert train([str(run_dir.path)]) == 0
+        assert main([str(run_dir.path)]) == 0
         journals.append(read_journal(run_dir.journal_file))
     native, theirs = journals
     assert [record.kind for record in native] == [record.kind for record in theirs]
@@ -194,10 +191,10 @@ def test_a_whole_run_journals_the_same_figures_on_both_engines(tiny_run, name):
 def test_in_bfloat16_the_initial_policy_stays_what_it_was_when_the_reference_moves(tiny_run):
     """TRL replaces the head's forward pass; a copy of it would go on computing with the reference's weights."""
     drifts = []
-    for engine, train in (("native", train_native), ("trl", train_on_trl)):
+    for engine in ("native", "trl"):
         options = {"model.dtype": "bfloat16", "optimizer.lr": 0.01, "probe.every_steps": 4, "training.engine": engine}
         run_dir = tiny_run(options, engine)
-        assert train([str(run_dir.path)]) == 0
+        assert main([str(run_dir.path)]) == 0
         drifts.append([record.metrics for record in read_journal(run_dir.journal_file) if record.kind == "step"])
         initial = load_file(run_dir.checkpoints / "initial.safetensors")
         start = load_file(Path(run_dir.read_config().model.source) / "model.safetensors")
@@ -214,7 +211,7 @@ def test_a_model_with_dropout_in_its_attention_is_refused(tiny_run, tmp_path, ti
     tiny_model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     run_dir = tiny_run({"training.engine": "trl", "model.source": str(folder)})
-    assert train_on_trl([str(run_dir.path)]) == 1
+    assert main([str(run_dir.path)]) == 1
     assert "would train with dropout ({'attention_dropout': 0.1})" in capsys.readouterr().err
 
 
@@ -222,7 +219,7 @@ def test_a_run_on_trl_ends_after_its_step_when_asked(tiny_run):
     run_dir = tiny_run({"training.engine": "trl", "training.steps": 50})
     stop_now = {"fn": "tests.parity.test_trl_engine:stop_now", "args": {"path": str(run_dir.stop_file)}}
     run_dir = tiny_run({"training.engine": "trl", "training.steps": 50, "rewards": [stop_now]})
-    assert train_on_trl([str(run_dir.path)]) == 0
+    assert main([str(run_dir.path)]) == 0
     end = read_journal(run_dir.journal_file)[-1]
     assert (end.kind, end.data["status"], end.step) == ("end", "stopped", 1)
     assert (run_dir.checkpoints / "step_000001" / "manifest.json").exists()
@@ -230,21 +227,10 @@ def test_a_run_on_trl_ends_after_its_step_when_asked(tiny_run):
 
 def test_a_run_on_trl_cannot_go_on_from_a_checkpoint(tiny_run, capsys):
     run_dir = tiny_run({"training.engine": "trl", "training.steps": 2, "training.checkpoint_every": 1})
-    assert train_on_trl([str(run_dir.path)]) == 0
-    assert train_on_trl([str(run_dir.path)]) == 0  # finished: nothing is left to do
+    assert main([str(run_dir.path)]) == 0
+    assert main([str(run_dir.path)]) == 0  # finished: nothing is left to do
     shutil.rmtree(run_dir.checkpoints / "step_000002")
-    assert train_on_trl([str(run_dir.path)]) == 1
+    assert main([str(run_dir.path)]) == 1
     assert "trl begins at the first step and cannot resume from a checkpoint" in capsys.readouterr().err
     # What it has done stays done.
     assert [record.step for record in read_journal(run_dir.journal_file) if record.kind == "step"] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("engine", "train", "module"), [("trl", train_native, "backends"), ("native", train_on_trl, "training")]
-)
-def test_a_process_refuses_another_engines_run(tiny_run, capsys, engine, train, module):
-    run_dir = tiny_run({"training.engine": engine})
-    assert train([str(run_dir.path)]) == 2
-    assert f"training.engine: {engine} is not the engine of this process; run python -m grpo_core.{module}" in (
-        capsys.readouterr().err
-    )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.export import place as exports
+from grpo_core.export import policy_folder as exports
 
 
 @dataclass(frozen=True, kw_only=True)

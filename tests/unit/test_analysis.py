@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pandas
 import pytest
 from matplotlib import pyplot
 
-from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
-from grpo_core.evaluation.statistics import proportion
+from grpo_core.evaluation.results import proportion
+from grpo_core.evaluation.runner import EvalResult
 from grpo_core.run.curves import sync_table
 from grpo_core.run.figures import drift_figure, reward_figure
 from grpo_core.run.folder import RunDir
@@ -72,24 +71,15 @@ def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw
 
 def write_evaluation(run_dir: RunDir, policy: str, correct: dict[int, bool]) -> None:
     """Write an evaluation as the evaluation process does: a greedy and a sampled completion a prompt."""
-    rows = tuple(
-        EvaluatedCompletion(
-            prompt_id=prompt,
-            sample=sample,
-            prompt="p",
-            completion="c",
-            answer="a",
-            score=1.0,
-            correct=right or sample == 0,
-            tokens=2,
-        )
+    rows = [
+        {"prompt_id": prompt, "sample": sample, "prompt": "p", "completion": "c", "correct": right or sample == 0}
         for prompt, right in correct.items()
         for sample in (-1, 0)
-    )
+    ]
     estimate = proportion(sum(correct.values()), len(correct))
     result = EvalResult(num_prompts=len(correct), estimates={"eval/heldout/greedy_accuracy": estimate}, completions=rows)
     run_dir.eval.mkdir(exist_ok=True)
-    pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
+    pandas.DataFrame(rows).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
     (run_dir.eval / f"{policy}.json").write_text(json.dumps({"step": 5 if policy == "final" else 0, **result.as_json()}))
 
 

@@ -1,7 +1,6 @@
 """The probe's figures against plain forward passes over the whole vocabulary, and against every completion enumerated."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -173,30 +172,7 @@ def test_the_table_holds_what_the_figures_are_means_of(tiny_model):
     assert {key for key in figures if "init_at" in key} == {key for key in means if "init_at" in key}
 
 
-def test_the_tables_tokens_are_the_completions(tiny_model):
-    policy = hot(tiny_model)
-    found = probe_of(policy, Reference(policy)).measure()
-    own = policy.sample(
-        PROMPTS, replace(SamplingSettings.of(CONFIG.rollout), group_size=1), RandomKey(seed=3, stream=Stream.PROBE, step=0)
-    )
-    texts = policy.decode(own)
-    for item, text, length in zip(PROMPTS, texts, own.lengths().tolist(), strict=True):
-        of_prompt = found.tokens[found.tokens["prompt_id"] == item.id]
-        assert of_prompt["position"].tolist() == list(range(length))
-        shown = [token for token, number in zip(of_prompt["token"], of_prompt["token_id"], strict=True) if number > 4]
-        assert "".join(shown) == text  # ids up to 4 are special
-        assert of_prompt["correct"].tolist() == [len(text) <= SHORT] * length
-
-
-def test_what_nothing_is_known_of_is_left_out_or_not_a_number(tiny_model):
-    policy = hot(tiny_model)
-    figures = figures_of(policy, Reference(policy), PROMPTS[:1])
-    assert math.isnan(figures["kl/probe/forward_init_se"])
-    assert sum(f"kl/probe/{name}_init" in figures for name in ("correct", "wrong")) == 1
-    assert "kl/probe/top_decile_share_init" not in figures  # nothing has moved
-
-
-@pytest.mark.parametrize("length", range(1, 40))
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 39])
 def test_position_bins_double_and_cover_every_position_once(length):
     bins = position_bins(length)
     assert [place for start, end in bins for place in range(start, end)] == list(range(length))

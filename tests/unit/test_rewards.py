@@ -1,16 +1,14 @@
 """Reward functions: what each gives, how they are found, and what happens when one breaks its signature."""
 
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.config import RewardConfig, validate_config
-from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.errors import ConfigError, RewardError
+from grpo_core.config import RewardConfig
+from grpo_core.errors import RewardError
 from grpo_core.rewards.base import Reward, load_rewards, score
 from grpo_core.rewards.dry_run import CONSTANTS
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward, math_answer
@@ -37,28 +35,19 @@ def refusal(function: Any, texts: tuple[str, ...] = ("good", "bad")) -> str:
 # The built-in functions
 
 
-def test_exact_answer_is_equality_up_to_surrounding_space() -> None:
-    texts = ["7", " 7\n", "7.0", "= 7", ""]
-    assert exact_answer([""] * 5, texts, answer=["7", "7 ", "7", "7", "7"]) == [1, 1, 0, 0, 0]
-
-
-def test_the_default_format_is_thinking_then_an_answer() -> None:
-    texts = [
+def test_simple_rewards_by_hand() -> None:
+    answers = ["7", " 7\n", "7.0", "= 7", ""]
+    assert exact_answer([""] * 5, answers, answer=["7", "7 ", 7, "7", "7"]) == [1, 1, 0, 0, 0]
+    formats = [
         "<think>a\nb</think>\n<answer>7</answer>",
         " <think></think><answer></answer> ",
         "<think>a</think><answer>7</answer> and more",
         "<answer>7</answer>",
     ]
-    assert format_reward([""] * 4, texts) == [1, 1, 0, 0]
-
-
-def test_the_format_can_be_any_regular_expression() -> None:
+    assert format_reward([""] * 4, formats) == [1, 1, 0, 0]
     assert format_reward([""] * 3, ["42", "-42", "42."], pattern=r"-?\d+") == [1, 1, 0]
-
-
-def test_the_length_reward_falls_from_the_bound_to_its_double() -> None:
-    texts = ["", "x" * 8, "x" * 10, "x" * 12, "x" * 16, "x" * 40]
-    assert length_reward([""] * 6, texts, max_characters=8) == [1, 1, 0.75, 0.5, 0, 0]
+    lengths = ["", "x" * 8, "x" * 10, "x" * 12, "x" * 16, "x" * 40]
+    assert length_reward([""] * 6, lengths, max_characters=8) == [1, 1, 0.75, 0.5, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -78,18 +67,13 @@ def test_the_length_reward_falls_from_the_bound_to_its_double() -> None:
         ("4", r"\boxed{4} or so", 1),
         ("3", r"\boxed{4}, not 3", 0),
         ("5", "#### 5", 1),
+        (0.5, "$0.5$", 1),
         ("", "5", None),
         ("$$", "5", None),
     ],
 )
-def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: str, text: str, value: float | None) -> None:
+def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: Any, text: str, value: float | None) -> None:
     assert math_answer([""], [text], answer=[gold]) == [value]
-
-
-@pytest.mark.parametrize("gold", [7, 0.5, -3])
-def test_verifiers_read_a_gold_answer_that_is_no_text(gold: float) -> None:
-    assert exact_answer([""] * 2, [f" {gold}", "wrong"], answer=[gold] * 2) == [1, 0]
-    assert math_answer([""] * 3, [rf"so \boxed{{{gold}}}", f"${gold}$", "8"], answer=[gold] * 3) == [1, 1, 0]
 
 
 def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
@@ -120,18 +104,11 @@ def test_no_constant_is_the_answer_of_a_verifier(gold: str) -> None:
 def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:
     row = {"source_dataset": "chain_sum"}
     (reward,) = load_rewards([RewardConfig(fn="reasoning_gym")])
-    scored = score([reward], [prompt(CHAT, answer="7", metadata=row)] * 3, [" 7\n", "8", "x"])
-    assert scored.total[0] == 1
-    assert scored.total[1] < 1
-    assert scored.total[2] < 1
+    right, *wrong = score([reward], [prompt(CHAT, answer="7", metadata=row)] * 3, [" 7\n", "8", "x"]).total
+    assert right == 1 > max(wrong)
 
 
 # Finding them
-
-
-def test_every_built_in_name_can_be_loaded() -> None:
-    rewards = load_rewards([RewardConfig(fn=name) for name in BUILTIN_REWARDS])
-    assert sorted(reward.name for reward in rewards) == ["exact_answer", "format", "length", "math_answer", "reasoning_gym"]
 
 
 @pytest.mark.parametrize(
@@ -149,23 +126,6 @@ def test_what_is_no_function_is_refused_by_its_name(fn: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "name"),
-    [
-        ("exact_answer", "grpo_core.rewards.simple:exact_answer", "exact_answer"),
-        ("mine:f", "yours:f", "f"),
-        ("mine:Brevity", "mine:brevity", "brevity"),
-        ("mine:länge", "mine:l_nge", "l_nge"),
-        ("mine:f", "mine:f", "f"),
-    ],
-)
-def test_two_functions_with_one_metric_name_are_refused_by_their_keys(first: str, second: str, name: str) -> None:
-    rewards = [{"fn": "format"}, {"fn": first}, {"fn": second}]
-    with pytest.raises(ConfigError, match=re.escape(f"rewards.2.fn: {second} and rewards.1.fn: {first} would both")) as caught:
-        validate_config({"rewards": rewards})
-    assert f"journalled as {name!r}" in str(caught.value)
-
-
 # Calling them
 
 
@@ -181,9 +141,7 @@ def test_an_unscorable_completion_leaves_the_total_and_is_nan_when_nothing_score
     first = made_of(lambda completions, **_: [None, None, 1.0], name="first")
     second = made_of(lambda completions, **_: [2.0, None, 2.0], name="second")
     scored = score([first, second], [prompt()] * 3, ["a", "b", "c"])
-    assert scored.total[0] == 2
-    assert math.isnan(scored.total[1])
-    assert scored.total[2] == 3
+    assert scored.total == pytest.approx((2, math.nan, 3), nan_ok=True)
     assert scored.breakdown["first"] == (None, None, 1.0)
 
 
@@ -227,17 +185,6 @@ def test_what_a_function_changes_is_its_own() -> None:
     assert first.breakdown == second.breakdown == {"one": (12.0,) * 4, "two": (12.0,) * 4}
     assert len(set(seen)) == 1
     assert (repr(row), marks) == (before, [0])
-
-
-def test_conversational_prompts_bring_conversational_completions() -> None:
-    seen: list[Any] = []
-
-    def mine(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
-        seen.extend([prompts, completions])
-        return [0.0]
-
-    score([made_of(mine)], [prompt(CHAT)], ["7"])
-    assert seen == [[list(CHAT)], [[{"role": "assistant", "content": "7"}]]]
 
 
 @pytest.mark.parametrize("content", ["3 + 4 =", CHAT], ids=["plain", "conversation"])
@@ -285,12 +232,6 @@ def test_a_function_that_returns_the_wrong_thing_is_refused(values: Any, said: s
 
 
 # TRL's own functions run unchanged
-
-
-def test_trls_format_reward_runs_unchanged() -> None:
-    (reward,) = load_rewards([RewardConfig(fn="trl.rewards:think_format_reward")])
-    texts = ["<think>\n3 and 4\n</think>\n7", "<think>\n3 and 4\n7"]
-    assert score([reward], [prompt(CHAT)] * 2, texts).total == (1, 0)
 
 
 def test_trls_accuracy_reward_runs_unchanged() -> None:
