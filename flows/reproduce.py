@@ -11,7 +11,7 @@ from flows.form import NAME_KEY, NO_OVERRIDES, Name, Overrides, form
 from flows.train import run_training
 from grpo_core.config import merge_knobs
 from tasks.run.reporting import RunSummary
-from tasks.run.reproduction import open_reproduction, say_changes
+from tasks.run.setup import open_reproduction, say_changes
 
 
 @form

@@ -16,11 +16,10 @@ from flows.naming import show_run
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.config.loading import KNOBS
-from tasks.run.disk import check_disk
+from tasks.process.child import evaluate_policy, release_monitor, run_training_process
+from tasks.run.disk import check_disk, say_memory, say_slow_dtype
 from tasks.run.inputs import prepare_data, prepare_model
-from tasks.run.memory import say_memory, say_slow_dtype
 from tasks.run.monitoring import monitor
-from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
 from tasks.run.reporting import RunSummary, report_run
 from tasks.run.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results

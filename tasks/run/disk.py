@@ -5,14 +5,14 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.run.announce import announce_disk
+from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
+from grpo_core.run.preflight import slow_dtype_warnings
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
-from tasks.tracking.guards import ARTIFACTS, is_local
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import ARTIFACTS, TrackedRun, is_local
 
 
 def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:
@@ -66,3 +66,19 @@ def _kept_weights(config: RunConfig) -> KeptWeights | None:
 
     folder = model_here(config.model.source)
     return None if folder is None else kept_weights(config, folder)
+
+
+def say_slow_dtype(run_path: Path) -> None:
+    """Print a warning where the run's dtype is slow on this processor."""
+    for warning in slow_dtype_warnings(RunDir(run_path).read_config()):
+        say(f"warning: {warning}")
+
+
+def say_memory(run_path: Path, model: Path) -> None:
+    """Print what the run takes beside its models: copies of checkpoints, a vLLM that it starts, and whether that is there.
+
+    Args:
+        run_path: its folder.
+        model: folder of its initial policy.
+    """
+    announce_memory(RunDir(run_path), model, say)

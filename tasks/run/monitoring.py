@@ -18,7 +18,7 @@ from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
-from tasks.away import ProgressArtifact, prefect_may_be_away
+from tasks.process.prefect_outage import ProgressArtifact, prefect_may_be_away
 from tasks.run.progress import PlainLines, progress_view, say
 from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.store import read_tracked

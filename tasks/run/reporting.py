@@ -20,7 +20,7 @@ from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
 from grpo_core.text import for_code, for_link, for_markdown
-from tasks.away import prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
 from tasks.tracking.store import own_tracked
 from tasks.tracking.training import track_report

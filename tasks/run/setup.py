@@ -1,25 +1,42 @@
 """Tasks: make the folder of a new run, or find that of a run that is resumed; and the lock that keeps others out of it."""
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
-from grpo_core.config import Origin
-from grpo_core.errors import JournalError
+from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
+from grpo_core.config.code import code_in
+from grpo_core.config.derived import repeatability
+from grpo_core.data.frozen import DataManifest, freeze, load_frozen
+from grpo_core.data.prompts import PromptSplit, hold_out_all
+from grpo_core.errors import DataError, JournalError
+from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run
+from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.machine.disk import flush_all, write_whole
+from grpo_core.machine.jsonfile import write_json
+from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, Kind, allowed_roots, refuse_foreign_root
 from grpo_core.run.folder import RunDir
-from grpo_core.run.imports import import_folders
+from grpo_core.run.imports import import_folders, is_own_folder
+from grpo_core.run.integrity import check_run
 from grpo_core.run.pass_sizes import lower_passes
+from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, remove_if_never_started
-from tasks.folders import check_root, folder_of_this_flow_run, new_run
-from tasks.process.cancellation import was_interrupted
+from grpo_core.run.resuming import new_run as locked_new_run
+from tasks.deployment_limits import load_allowed, refuse_code, unquoted
 from tasks.process.context import is_deployed
-from tasks.rails import load_allowed, refuse_code
+from tasks.process.prefect_outage import was_interrupted
+from tasks.run.inputs import prompts_of
 from tasks.run.progress import say
+from tasks.tracking.fetch import fetch_policy, fetch_records, is_mlflow_run
 from tasks.tracking.store import refuse_foreign
 
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
@@ -124,3 +141,209 @@ def hold_run(run_path: Path, *, is_new: bool = False) -> Iterator[None]:
         if is_new:
             stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: not was_interrupted(error)))
         yield
+
+
+FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
+"""Overrides of these keys ask for other prompts than those that the run has frozen."""
+
+
+@task(name="open-run", cache_policy=NO_CACHE)
+def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | None) -> Path:
+    """Make the folder of a run that repeats another: the same configuration, frozen prompts and seeds.
+
+    Args:
+        run: a RUN_DIR or an MLflow run id.
+        overrides: what is to be another than in that run; the comparison then shows what it changes.
+        run_path: folder of the repetition; None = a new one.
+
+    Raises:
+        JournalError: the run cannot be read, or the folder already holds one.
+        TrackingError: MLflow does not hold the run.
+        DataError: the run's frozen prompts have been changed since.
+        ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
+        FolderError: the folder is not ours, or a deployed flow may not write there.
+    """
+    check_root(run_path, "run_dir")
+    if (earlier := folder_of_this_flow_run(run_path)) is not None:
+        return earlier
+    with new_run(run_path, "reproduction", "reproduction") as run_dir:
+        _prepare(run, overrides, run_dir)
+    return run_dir.path
+
+
+def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
+    """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
+    original = RunDir(repeated.original)
+    _gather(run, original.path)
+    flush_all(original.path)  # a manifest, a journal: each vouches for what was copied
+    original.close_private_files()
+    refuse_unfit(run, original)
+    base, origin = original.read_config(), original.read_origin()
+    named = {
+        "tracking.experiment": f"{base.tracking.experiment}-reproduce",
+        "tracking.run_name": f"again: {run_name(base, origin)}",
+        "tracking.uri": None,  # the original's need not be ours
+        **NOT_OF_A_SWEEP,
+    }
+    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+    refuse_code([config])
+    changes = changes_between(base, config)
+    folders = recorded_folders(run, origin.import_from)
+    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=folders), "reproduction")
+    if not any(key.startswith(FROZEN_BY) for key in overrides):
+        copy_prompts(original, repeated)
+
+
+def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return from where what repeats or evaluates a run imports its reward functions; none for a deployment.
+
+    MLflow is written by others, too: of what comes from there, only folders count into which nobody else can put a module.
+
+    Args:
+        run: as the user names it.
+        folders: that its origin.json records.
+    """
+    if is_deployed():
+        return ()
+    return tuple(folder for folder in folders if not is_mlflow_run(run) or is_own_folder(Path(folder)))
+
+
+def say_changes(run_path: Path) -> None:
+    """Print before the run starts what is changed of the original, the code that it runs, and how far it repeats."""
+    run_dir = RunDir(run_path)
+    config, before = run_dir.read_config(), RunDir(run_dir.original).read_config()
+    for line in config_differences(before, config):
+        say(f"changed: {line}")
+    for code in code_in(config):  # of somebody else's run, perhaps
+        say(f"runs code: {code}")
+    say(f"the run repeats {repeatability(before).what}")
+
+
+def _gather(run: str, target: Path) -> None:
+    """Lay out what is known of a run in `target`."""
+    if is_mlflow_run(run):
+        tags = fetch_records(run, target).tags
+        final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
+    else:
+        final = _copy_records(RunDir(Path(run)), target)
+    if final is not None:
+        write_json(target / POLICY_FILE, final)
+
+
+def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
+    """Copy all but the weights; return what is known of the final policy."""
+    with unquoted(str(run_dir.config_file)):
+        run_dir.read_config()
+    load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
+    check_run(run_dir)
+    final = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too
+    target.mkdir(parents=True)
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
+        if file.exists():
+            shutil.copy(file, target)
+    try:
+        if run_dir.provenance_file.exists():
+            shutil.copy(run_dir.provenance_file, target)
+    except PermissionError:  # a colleague's: it holds the git diff
+        say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
+    shutil.copytree(run_dir.data, target / run_dir.data.name)
+    return None if final is None else asdict(final)
+
+
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
+
+
+@task(name="open-run", cache_policy=NO_CACHE)
+def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any], run_path: Path | None) -> EvaluationPlan:
+    """Find the policy, decide on its prompts and make the folder of its evaluation.
+
+    Raises:
+        ConfigError: the configuration is refused, runs code that a deployment may not run, or there is none.
+        ModelError, TrackingError: the policy cannot be found.
+        JournalError: the folder already holds a run.
+        FolderError: it is not ours, or a deployed flow may not write there.
+    """
+    check_root(run_path, "run_dir")
+    with new_run(run_path, EVALUATION, "evaluation") as run_dir:
+        is_tracked = is_mlflow_run(policy)
+        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
+        with unquoted(config or ""):
+            base, resolved = configure_evaluation(subject, config, overrides)
+        prompts = choose_prompts(subject, config, overrides, base, resolved)
+        name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
+        kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
+        named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}
+        named |= overrides
+        resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
+        refuse_code([resolved])
+        folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
+        changes = changes_between(base, resolved)
+        run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes, import_from=folders), "evaluation")
+    return EvaluationPlan(
+        run_path=run_dir.path,
+        policy=subject.name,
+        step=subject.step,
+        set_name=name,
+        prompts=prompts,
+        frozen_data=subject.frozen_data,
+    )
+
+
+@task(name="prepare-data", cache_policy=NO_CACHE)
+def prepare_evaluation_data(plan: EvaluationPlan) -> DataManifest:
+    """Freeze the prompts: those that the policy's own run held out, the held-out split of a configuration, or a whole source.
+
+    Raises:
+        DataError: nothing is held out.
+    """
+    config = RunDir(plan.run_path).read_config()
+    if plan.prompts == "own":
+        assert plan.frozen_data is not None
+        _, held_out = load_frozen(plan.frozen_data)
+        split = PromptSplit(train=(), eval=held_out, num_too_long=0, num_duplicates=0)
+    else:
+        split = prompts_of(config)
+        split = hold_out_all(split) if plan.prompts == "all" else replace(split, train=())
+    if not split.eval:
+        raise DataError("data.eval_fraction: 0 holds nothing out; give data, whose rows are then all evaluated")
+    return freeze(split, config.data.source, RunDir(plan.run_path).data)
+
+
+@contextlib.contextmanager
+def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
+    """Do as `grpo_core.run.resuming.new_run`, and claim the folder for this flow run at the end."""
+    with locked_new_run(run_path, name, kind) as run_dir:
+        yield run_dir
+        claim(run_dir.path)
+
+
+def claim(path: Path) -> None:
+    """Write down that a folder is this flow run's."""
+    write_whole(FlowDir(path).flow_run_file, f"{flow_run.id or ''}\n")
+
+
+def folder_of_this_flow_run(only: Path | None) -> Path | None:
+    """Return the folder that an earlier attempt of this flow run has made; None where this is the first.
+
+    Args:
+        only: the one folder that it can be; None = any below `runs/`.
+    """
+    if not flow_run.id or flow_run.run_count < 2:
+        return None
+    for path in (only,) if only is not None else sorted(RUNS_FOLDER.glob("*/")):
+        file = FlowDir(path).flow_run_file
+        if file.exists() and file.read_text().strip() == flow_run.id:
+            return path
+    return None
+
+
+def check_root(path: Path | None, parameter: str) -> Path | None:
+    """Return a folder that a flow was given; one of a deployed flow must lie below the roots that its worker allows.
+
+    Raises:
+        FolderError: it lies elsewhere.
+    """
+    if path is not None and is_deployed():
+        refuse_foreign_root(path, allowed_roots(os.environ.get(ROOTS_VARIABLE)), parameter)
+    return path

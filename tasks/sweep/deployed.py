@@ -20,7 +20,7 @@ from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_afte
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.sweep.launcher import Ended, Job
-from tasks.away import prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away
 
 logger = logging.getLogger(__name__)
 

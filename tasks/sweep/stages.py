@@ -26,15 +26,14 @@ from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
-from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.credentials import address_variables, usable_uri
-from tasks.folders import check_root, claim, folder_of_this_flow_run
-from tasks.process.cancellation import CancelWatch, was_interrupted
+from tasks.deployment_limits import load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
-from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
+from tasks.process.prefect_outage import CancelWatch, ProgressArtifact, prefect_may_be_away, was_interrupted
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
+from tasks.run.setup import check_root, claim, folder_of_this_flow_run
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign

@@ -26,7 +26,6 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions
 from grpo_core.run.resuming import path_argument
 from grpo_core.text import for_markdown
-from tasks.tracking.opening import refuse_copy
 from tasks.tracking.store import TrackedRun, make_client, own_tracked
 
 MODEL_FOLDER = "model"
@@ -87,7 +86,6 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
     what = f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({{cause}}); nothing was exported. {remedy}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
         run = make_client(known.uri, create=False).get_run(known.run_id)
-    refuse_copy(run, run_dir, remedy)
     if run.info.lifecycle_stage == "deleted":
         raise TrackingError(what.replace("{cause}", "it was deleted"))
     return known

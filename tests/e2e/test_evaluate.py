@@ -74,7 +74,7 @@ def test_all_rows_of_a_data_source_are_evaluated_whatever_its_name(
 def test_what_is_asked_for_decides_on_the_prompts(
     finished_run: tuple[Path, Finished], tmp_path: Path, overrides: dict[str, Any], prompts: str, name: str
 ) -> None:
-    from tasks.run.evaluation_run import open_evaluation
+    from tasks.run.setup import open_evaluation
 
     run, _ = finished_run
     plan = open_evaluation.fn(str(run), None, overrides, tmp_path / "e")

@@ -96,8 +96,7 @@ DAMAGES = {
 def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
     run_dir: RunDir, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tasks.run.reproduction import open_reproduction
-    from tasks.run.setup import reopen_run
+    from tasks.run.setup import open_reproduction, reopen_run
     from tasks.tracking.training import track_later
 
     make, words = DAMAGES[damage]

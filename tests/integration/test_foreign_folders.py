@@ -66,13 +66,13 @@ def hold(path: Path, run: RunDir) -> None:
 
 
 def evaluate(path: Path, run: RunDir) -> None:
-    from tasks.run.evaluation_run import open_evaluation
+    from tasks.run.setup import open_evaluation
 
     open_evaluation.fn(str(run.read_config().model.source), "quickstart", {}, path)
 
 
 def reproduce(path: Path, run: RunDir) -> None:
-    from tasks.run.reproduction import open_reproduction
+    from tasks.run.setup import open_reproduction
 
     open_reproduction.fn(str(run.path), {}, path)
 

@@ -21,7 +21,7 @@ from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 from grpo_core.training.from_python import resume_training
 from grpo_core.training.process import EVALUATE
-from tasks.run.processes import evaluate_policy, run_training_process
+from tasks.process.child import evaluate_policy, run_training_process
 
 pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from grpo_core.machine.jsonfile import read_json
 from grpo_core.run.alerts import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
-from tasks.tracking.local_store import ensure_store
+from tasks.tracking.databases import ensure_store
 from tasks.tracking.store import make_client
 from tasks.tracking.training import track_later
 
@@ -36,7 +36,7 @@ print(open_tracking.fn(Path(sys.argv[1])).experiment_id, flush=True)
 CREATES = """
 import sys
 from pathlib import Path
-from tasks.tracking.local_store import ensure_store
+from tasks.tracking.databases import ensure_store
 ensure_store(Path(sys.argv[1]))
 """
 

@@ -7,7 +7,7 @@ from mlflow.store.db.utils import _get_alembic_config, _get_latest_schema_revisi
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 from sqlalchemy import Engine, text
 
-from tasks.tracking.schema import upgrade_schema
+from tasks.tracking.databases import upgrade_schema
 
 HEAD_OF_3_6 = "bf29a5ff90ea"
 """The newest revision of MLflow 3.6.0's tables."""

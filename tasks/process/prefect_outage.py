@@ -5,13 +5,17 @@ for good, and the run would stay `Cancelling` while the training continues. So t
 """
 
 import contextlib
+import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 from uuid import UUID
 
 from prefect import get_client
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -76,3 +80,39 @@ class CancelWatch:
                     is_cancelled = client.read_flow_run(UUID(self._run_id)).state_type in CANCELLED
                 since = (since or time.monotonic()) if is_cancelled else None
                 self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def prefect_may_be_away(retries: int = 1) -> Iterator[None]:
+    """Log instead of raising where Prefect cannot take an event or an artifact.
+
+    Args:
+        retries: how often a request is repeated, after 2, 4, 8 ... seconds. The client's own number, which has to outlast a
+            restart of the server, would hold up whoever shows something for half an hour.
+    """
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+            yield
+    except Exception:
+        logger.warning("Prefect did not take an event or artifact", exc_info=True)
+
+
+class ProgressArtifact:
+    """How far a run or sweep is, in Prefect; missing where Prefect was away when it began."""
+
+    def __init__(self, key: str, description: str) -> None:
+        """Create it, at 0 %."""
+        self._artifact: UUID | None = None
+        with prefect_may_be_away():
+            created = create_progress_artifact(progress=0.0, key=key, description=description)
+            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
+            self._artifact = created
+
+    def show(self, percent: float) -> None:
+        """Move it."""
+        if self._artifact is not None:
+            with prefect_may_be_away():
+                update_progress_artifact(self._artifact, progress=percent)
