@@ -33,8 +33,6 @@ DIGEST_TAG = "grpo.export"
 """SHA-256 of an export's manifest: by it a version is found again."""
 VERSIONS_TAG = "mlflow.modelVersions"
 """Of a logged model: MLflow's pages link it to its registered versions by it."""
-MOST_DESCRIPTION = 5000
-"""Characters that MLflow's databases hold."""
 REQUIRED = ("mlflow", "transformers", "torch", "accelerate", "safetensors", "peft")
 
 
@@ -102,27 +100,32 @@ def register_version(exported: Exported, tracked: TrackedRun, name: str) -> Regi
     Raises:
         TrackingError: MLflow does not take it.
     """
-    digest = sha256_of(exported.folder / MANIFEST_FILE)
     what = (
         f"--register {name}: the export cannot be registered in MLflow at {tracked.uri} ({{cause}}); the export is whole: "
         f"{path_argument(exported.folder)}; the same command registers it when MLflow answers"
     )
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        client = make_client(tracked.uri, create=False)
+        client, tags = make_client(tracked.uri, create=False), _tags(exported)
         versions = client.search_model_versions(f"name = '{name}' AND run_id = '{tracked.run_id}'")
-        known = next((one for one in versions if one.tags.get(DIGEST_TAG) == digest), None)
-        version = known or _add_version(client, exported, tracked, name, _tags(exported, digest))
+        known = next((one for one in versions if one.tags.get(DIGEST_TAG) == tags[DIGEST_TAG]), None)
+        version = known or _add_version(client, exported, tracked, name, tags)
     return Registered(name=name, version=str(version.version), is_pipeline=is_pipeline(exported), was_there=known is not None)
 
 
 def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str, tags: Mapping[str, str]) -> Any:
+    from mlflow.entities import LoggedModelOutput
     from mlflow.exceptions import MlflowException
 
-    # The model of an attempt that could upload this export and not register it is used again.
-    wanted = f"source_run_id = '{tracked.run_id}' AND tags.`{DIGEST_TAG}` = '{tags[DIGEST_TAG]}'"
-    models = client.search_logged_models(experiment_ids=[tracked.experiment_id], filter_string=wanted)
-    ready = next((model for model in models if str(model.status) == "READY"), None)
-    logged = ready or _log_model(client, exported, tracked, tags)
+    plan = exported.plan
+    logged = client.create_logged_model(
+        tracked.experiment_id, name=f"step_{plan.step:06d}-{plan.form}", source_run_id=tracked.run_id, tags=dict(tags)
+    )
+    with tempfile.TemporaryDirectory(prefix="grpo-register-") as folder:
+        _describe(exported, Path(folder), logged, tracked.run_id)
+        client.log_model_artifacts(logged.model_id, folder)
+    client.log_model_artifacts(logged.model_id, str(exported.folder), MODEL_FOLDER)
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(tracked.run_id, [LoggedModelOutput(logged.model_id, step=plan.step)])
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -134,50 +137,48 @@ def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str
         run_id=tracked.run_id,
         model_id=logged.model_id,
         tags=tags,
-        description=_description(exported),
+        description=for_markdown(exported.card.title),
     )
     link = json.dumps([{"name": name, "version": int(version.version)}])
     client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: link})
     return version
 
 
-def _log_model(client: Any, exported: Exported, tracked: TrackedRun, tags: Mapping[str, str]) -> Any:
-    """Upload an export as a model of a run; return MLflow's record of it. One that cannot be finished is marked as failed."""
-    from mlflow.entities import LoggedModelOutput
-
-    plan = exported.plan
-    logged = client.create_logged_model(
-        tracked.experiment_id, name=f"step_{plan.step:06d}-{plan.form}", source_run_id=tracked.run_id, tags=dict(tags)
-    )
-    try:
-        with tempfile.TemporaryDirectory(prefix="grpo-register-") as folder:
-            _describe(exported, Path(folder), logged, tracked.run_id)
-            client.log_model_artifacts(logged.model_id, folder)
-        client.log_model_artifacts(logged.model_id, str(exported.folder), MODEL_FOLDER)
-    except BaseException:
-        client.finalize_logged_model(logged.model_id, "FAILED")
-        raise
-    client.finalize_logged_model(logged.model_id, "READY")
-    client.log_outputs(tracked.run_id, [LoggedModelOutput(logged.model_id, step=plan.step)])
-    return logged
-
-
 def _describe(exported: Exported, folder: Path, logged: Any, run_id: str) -> None:
-    """Write what MLflow wants beside the export: its description of a model, and the tokenizer as a part of its own."""
-    from mlflow.models import Model
+    """Write what MLflow wants beside the export: its description of a model, and the tokenizer as a part of its own.
 
+    As `mlflow.transformers.save_model` does, with transformers' automatic classes: by their names no code of a model is run,
+    and a tokenizer is found whatever the installed transformers calls its class.
+    """
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+
+    plan, versions = exported.plan, installed_versions(REQUIRED)
     model = Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id)
     model.model_size_bytes = folder_bytes(exported.folder)
-    versions = installed_versions(REQUIRED)
     if is_pipeline(exported):
-        _add_pipeline(model, exported, versions["transformers"])
-        tokenizer = folder / "components" / "tokenizer"
-        tokenizer.mkdir(parents=True)
+        text = Schema([ColSpec(DataType.string)])
+        model.signature = ModelSignature(inputs=text, outputs=text)
+        model.add_flavor(
+            "transformers",
+            transformers_version=versions["transformers"],
+            code=None,
+            task=TASK,
+            instance_type="TextGenerationPipeline",
+            torch_dtype=f"torch.{plan.dtype}",
+            pipeline_model_type="AutoModelForCausalLM",
+            source_model_name=hub_id(plan.config.model.source) or public_source(plan.config.model.source),
+            model_binary=MODEL_FOLDER,
+            components=["tokenizer"],
+            tokenizer_type="AutoTokenizer",
+        )
+        model.add_flavor("python_function", loader_module="mlflow.transformers", python_version=platform.python_version())
+        (folder / "components" / "tokenizer").mkdir(parents=True)
         for file in exported.folder.iterdir():
             if file.suffix in (".json", ".jinja", ".txt", ".model"):
-                shutil.copy(file, tokenizer)
+                shutil.copy(file, folder / "components" / "tokenizer")
     else:
-        model.add_flavor("grpo_export", data=MODEL_FOLDER, form=exported.plan.form)
+        model.add_flavor("grpo_export", data=MODEL_FOLDER, form=plan.form)
     requirements = sorted(f"{name}=={version.partition('+')[0]}" for name, version in versions.items())
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
     model.save(str(folder / "MLmodel"))
@@ -191,49 +192,11 @@ def is_pipeline(exported: Exported) -> bool:
     return exported.plan.form == "merged" and not exported.plan.config.model.trust_remote_code
 
 
-def _add_pipeline(model: Any, exported: Exported, transformers_version: str) -> None:
-    """Describe an export as `mlflow.transformers.save_model` does, with transformers' automatic classes.
-
-    By their names no code of a model is run, and a tokenizer is found whatever the installed transformers calls its class.
-    """
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-
-    plan = exported.plan
-    text = Schema([ColSpec(DataType.string)])
-    model.signature = ModelSignature(inputs=text, outputs=text)
-    model.add_flavor(
-        "transformers",
-        transformers_version=transformers_version,
-        code=None,
-        task=TASK,
-        instance_type="TextGenerationPipeline",
-        torch_dtype=f"torch.{plan.dtype}",
-        pipeline_model_type="AutoModelForCausalLM",
-        source_model_name=hub_id(plan.config.model.source) or public_source(plan.config.model.source),
-        model_binary=MODEL_FOLDER,
-        components=["tokenizer"],
-        tokenizer_type="AutoTokenizer",
-    )
-    model.add_flavor("python_function", loader_module="mlflow.transformers", python_version=platform.python_version())
-
-
-def _tags(exported: Exported, digest: str) -> dict[str, str]:
+def _tags(exported: Exported) -> dict[str, str]:
     """Return what a version is found and chosen by: step, form, figures with their intervals."""
     plan, card = exported.plan, exported.card
-    figures = {one.key: one.policy for one in card.evaluations}
-    figures |= {f"base/{one.key}": one.base for one in card.evaluations}
+    about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype}
+    figures = {one.key: one.policy for one in card.evaluations} | {f"base/{one.key}": one.base for one in card.evaluations}
     known = {key: str(value) for key, value in figures.items() if value is not None}
     drift = {one.key: str(one) for one in card.drift}
-    about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype, DIGEST_TAG: digest, **card.digests}
-    return {**about, **known, **drift}
-
-
-def _description(exported: Exported) -> str:
-    """Return a version's description, in Markdown: what it is, and its figures against the base's."""
-    card = exported.card
-    figures = [
-        f"- `{one.key}`: {one.policy or 'not evaluated'} (base: {one.base or 'not evaluated'})" for one in card.evaluations
-    ]
-    drift = [f"- `{one.key}`: {one}" for one in card.drift]
-    return "\n".join([f"**{for_markdown(card.title)}**", "", *figures, *drift])[:MOST_DESCRIPTION]
+    return {**about, DIGEST_TAG: sha256_of(exported.folder / MANIFEST_FILE), **card.digests, **known, **drift}
