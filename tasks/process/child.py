@@ -1,8 +1,10 @@
-"""Start, watch and stop the processes that hold the GPU; in a run, the only sender of signals to them.
+"""Tasks: evaluate a policy, and train, each in a process that holds the GPU; in a run, the only sender of signals to it.
 
 A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
 of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
 Its output goes to a file, which outlives both, and from there, line by line, to the flow run's log.
+The training process of the native engine also evaluates the policy that it ends with, which it has in memory; the task of that
+evaluation finds it made, and makes it where it is not.
 """
 
 import contextlib
@@ -26,87 +28,12 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.rules import RunRules
 from grpo_core.training.process import MODULES, evaluating
 from tasks.process.context import deployed_flow_run
-from tasks.process.prefect_outage import CancelWatch
+from tasks.process.prefect_outage import cancel_watch
 from tasks.run.inputs import cached_digest
 from tasks.run.monitoring import announce_alone
 from tasks.run.progress import say
 
 INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
-
-
-def run_child(
-    module: str,
-    arguments: Sequence[str],
-    log_file: Path,
-    python: str | None = None,
-    state_file: Path | None = None,
-    *,
-    silent: Callable[[float], object] = lambda _: None,
-) -> None:
-    """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
-
-    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/signals.py`).
-
-    Args:
-        module: what to run.
-        arguments: its arguments.
-        log_file: where its output goes.
-        python: its interpreter; None = this one.
-        state_file: where its process id and, at the end, its exit code are written.
-        silent: of an evaluation, which has no monitor: as `run_watched`.
-
-    Raises:
-        TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
-        RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
-    """
-    output = _Output(log_file)
-
-    def look() -> None:
-        cancellation.pause()
-        output.forward()
-
-    with CancelWatch() as cancellation:
-        try:
-            what = (module, arguments, log_file)
-            run_watched(*what, look=look, stop=_stop, report=say, silent=silent, python=python, state_file=state_file)
-        finally:
-            output.forward(last=True)
-
-
-class _Output:
-    """What a child writes, handed on to the flow run's log."""
-
-    def __init__(self, log_file: Path) -> None:
-        """Start after what earlier processes have written."""
-        self._log = ChildLog(log_file)
-        try:
-            self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
-        except MissingContextError:  # called outside a flow run
-            self._logger = logging.getLogger(__name__)
-
-    def forward(self, last: bool = False) -> None:
-        """Hand on the lines that are complete; the last time, also one that is not."""
-        for line in self._log.read(last=last):
-            self._logger.info("%s: %s", self._log.file.stem, line)
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Ask a child that is still running to end: SIGTERM, which finishes the step and checkpoints.
-
-    At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:
-    it leaves the child to its end.
-    """
-    if deployed_flow_run() is not None:
-        child.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
-        return
-    finish_child(child, _tell)
-
-
-def _tell() -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        sys.stderr.write(INTERRUPTED)
 
 
 @task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)
@@ -120,17 +47,14 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         rules = RunRules(run_dir)
 
-        def silent(seconds: float) -> None:
+        def silent(seconds: float) -> None:  # it has no monitor
             for alert in rules.check_silence(seconds, policy):
                 announce_alone(alert, run_dir)
 
-        python = run_dir.read_config().training.python
-        run_child(MODULE, arguments, log_file, python, silent=silent)
+        run_child(MODULE, arguments, log_file, run_dir.read_config().training.python, silent=silent)
 
-    with CancelWatch() as cancellation:
-        evaluate_if_needed(
-            run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=cancellation.pause, report=say
-        )
+    with cancel_watch() as pause:
+        evaluate_if_needed(run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=pause, report=say)
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -160,3 +84,65 @@ def run_training_process(run_path: Path) -> None:
 def release_monitor(run_path: Path) -> None:
     """Let the monitor end although the training never began (its task failed or was cancelled before it started a process)."""
     ensure_ended(RunDir(run_path).process_file)
+
+
+def run_child(
+    module: str,
+    arguments: Sequence[str],
+    log_file: Path,
+    python: str | None = None,
+    state_file: Path | None = None,
+    *,
+    silent: Callable[[float], object] = lambda _: None,
+) -> None:
+    """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
+
+    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/signals.py`).
+    The arguments are those of `run_watched`.
+
+    Raises:
+        TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
+        RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
+    """
+    log, logger = ChildLog(log_file), _logger()
+
+    def forward(last: bool = False) -> None:
+        for line in log.read(last=last):
+            logger.info("%s: %s", log_file.stem, line)
+
+    def look() -> None:
+        pause()
+        forward()
+
+    with cancel_watch() as pause:
+        try:
+            what = (module, arguments, log_file)
+            run_watched(*what, look=look, stop=_stop, report=say, silent=silent, python=python, state_file=state_file)
+        finally:
+            forward(last=True)
+
+
+def _logger() -> "logging.Logger | logging.LoggerAdapter[Any]":
+    try:
+        return get_run_logger()
+    except MissingContextError:  # called outside a flow run
+        return logging.getLogger(__name__)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Ask a child that is still running to end: SIGTERM, which finishes the step and checkpoints.
+
+    At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:
+    it leaves the child to its end.
+    """
+    if deployed_flow_run() is None:
+        finish_child(child, _tell)
+    else:
+        child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+
+
+def _tell() -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Notice that this flow run is cancelled where Prefect no longer reports it.
+"""Where Prefect is away: what is only shown there ends nothing and holds nothing up; a cancellation is noticed all the same.
 
 A worker delivers a cancellation as a signal, within a second; but after its API was away for half a minute it stops doing that
 for good, and the run would stay `Cancelling` while the training continues. So the flow process asks for its own state.
@@ -8,10 +8,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 from prefect import get_client
@@ -21,6 +19,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from grpo_core.run.child import POLL_SECONDS
 from tasks.process.context import deployed_flow_run
+
+logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 5.0
 GRACE_SECONDS = 10.0
@@ -37,52 +37,38 @@ def was_interrupted(error: BaseException) -> bool:
     return isinstance(error, RunCancelledError) or not isinstance(error, Exception)
 
 
-class CancelWatch:
-    """Asks the API for the state of this flow run, in a thread, while inside; does nothing outside of deployments."""
+@contextmanager
+def cancel_watch() -> Iterator[Callable[[], None]]:
+    """Yield what whoever waits for something calls again and again: it pauses for a moment.
 
-    def __init__(self) -> None:
-        """Take the run for which a worker started this process."""
-        self._run_id = deployed_flow_run()
-        self._cancelled = False
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="cancel-watch", daemon=True)
+    It raises RunCancelledError once the flow run has been cancelled for longer than Prefect needs to say so. A thread asks the
+    API; it does nothing outside of deployments.
+    """
+    cancelled, done = threading.Event(), threading.Event()
 
-    def __enter__(self) -> Self:
-        """Start asking."""
-        if self._run_id is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop asking."""
-        self._done.set()
-
-    def check(self) -> None:
-        """Raise if the run has been cancelled for longer than Prefect needs to say so.
-
-        Raises:
-            RunCancelledError: it has.
-        """
-        if self._cancelled:
+    def pause() -> None:
+        time.sleep(POLL_SECONDS)
+        if cancelled.is_set():
             raise RunCancelledError("cancelled; noticed by asking the API, Prefect had not delivered it")
 
-    def pause(self) -> None:
-        """Wait for a moment, to be called again and again by whoever waits for something; raises as `check`."""
-        time.sleep(POLL_SECONDS)
-        self.check()
-
-    def _ask(self) -> None:
-        since: float | None = None
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
-            while not self._done.wait(ASK_SECONDS):
-                is_cancelled = False
-                with contextlib.suppress(Exception):  # the API is away
-                    is_cancelled = client.read_flow_run(UUID(self._run_id)).state_type in CANCELLED
-                since = (since or time.monotonic()) if is_cancelled else None
-                self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
+    if run_id := deployed_flow_run():
+        threading.Thread(target=_ask, args=(UUID(run_id), cancelled, done), name="cancel-watch", daemon=True).start()
+    try:
+        yield pause
+    finally:
+        done.set()
 
 
-logger = logging.getLogger(__name__)
+def _ask(run_id: UUID, cancelled: threading.Event, done: threading.Event) -> None:
+    since: float | None = None
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        while not done.wait(ASK_SECONDS):
+            is_cancelled = False
+            with contextlib.suppress(Exception):  # the API is away
+                is_cancelled = client.read_flow_run(run_id).state_type in CANCELLED
+            since = (since or time.monotonic()) if is_cancelled else None
+            if since is not None and time.monotonic() - since > GRACE_SECONDS:
+                cancelled.set()
 
 
 @contextmanager

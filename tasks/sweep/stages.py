@@ -4,7 +4,6 @@ import contextlib
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,8 @@ from grpo_core.text import for_markdown
 from tasks.credentials import address_variables, usable_uri
 from tasks.deployment_limits import load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
-from tasks.process.prefect_outage import CancelWatch, ProgressArtifact, prefect_may_be_away, was_interrupted
-from tasks.run.disk import check_sweep_disk
+from tasks.process.prefect_outage import ProgressArtifact, cancel_watch, prefect_may_be_away, was_interrupted
+from tasks.run.machine import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
 from tasks.run.setup import check_root, claim, folder_of_this_flow_run
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from grpo_core.sweep.report.files import SweepReport
     from grpo_core.sweep.results import Results
 
-POLL_SECONDS = 0.2
 INTERRUPTED = (
     "interrupted: the runs under way finish their step and checkpoint before the sweep ends; a second Ctrl-C or SIGTERM kills "
     "them\n"
@@ -115,12 +113,11 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
     percent = ProgressArtifact("sweep-progress", for_markdown(stored.name)).show
-    with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored, tracked) as launcher:
+    with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
         try:
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
             while campaign.proceed():
-                time.sleep(POLL_SECONDS)
-                cancellation.check()
+                pause()
         except BaseException as error:
             if was_interrupted(error) and deployed_flow_run() is None:
                 with contextlib.suppress(OSError):  # the terminal may be gone

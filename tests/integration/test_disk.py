@@ -19,7 +19,7 @@ from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, d
 from grpo_core.run.model_shape import count_parameters
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
-from tasks.run.disk import check_disk, check_sweep_disk
+from tasks.run.machine import check_machine, check_sweep_disk
 from tasks.tracking.store import TrackedRun
 
 TEXTS = 25_000_000
@@ -105,7 +105,7 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1})
-    check_disk(run_dir.path, TRACKED, larger_model)
+    check_machine(run_dir.path, TRACKED, larger_model)
     said = capsys.readouterr().out
     assert said.startswith("disk: needs up to ")
     assert f" MB in {run_dir.path}; " in said
@@ -119,11 +119,11 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
         monkeypatch.setattr(os, "statvfs", lambda _path, free=free: free)
         if is_refused:
             with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
-                check_disk(run_dir.path, TRACKED, larger_model)
+                check_machine(run_dir.path, TRACKED, larger_model)
             with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
                 check_sweep_disk(None, plan)
         else:
-            check_disk(run_dir.path, TRACKED, larger_model)
+            check_machine(run_dir.path, TRACKED, larger_model)
 
 
 def test_parameters_are_counted_from_the_files_of_the_index_alone(tmp_path: Path) -> None:
