@@ -12,10 +12,10 @@ from grpo_core.export.choice import EXPORTS, ExportWish
 from grpo_core.export.policy_folder import export_policy
 from grpo_core.run.folder import RunDir
 from grpo_core.text import for_markdown
+from tasks.deployment_limits import check_root
 from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.run.progress import say
 from tasks.run.reporting import markdown_report
-from tasks.run.setup import check_root
 from tasks.tracking.fetch import find_folder, is_mlflow_run
 from tasks.tracking.registry import Registered, find_tracked, register_version, require_model_name
 

@@ -1,4 +1,8 @@
-"""Tasks: make the folder of a new run, or find that of a run that is resumed; and the lock that keeps others out of it."""
+"""Tasks: the folder of a run is made, or found to resume it, and held: a new run, one that repeats another, an evaluation.
+
+An evaluation is a run dir like a training's, whose model is the policy and whose prompts are all held out. What came of a
+repetition is part of the run's report (`tasks/run/reporting.py`).
+"""
 
 import contextlib
 import os
@@ -17,21 +21,20 @@ from grpo_core.config.code import code_in
 from grpo_core.config.derived import repeatability
 from grpo_core.data.frozen import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
-from grpo_core.errors import DataError, JournalError
+from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_whole
 from grpo_core.machine.jsonfile import write_json
-from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, Kind, allowed_roots, refuse_foreign_root
+from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_folders, is_own_folder
-from grpo_core.run.integrity import check_run
+from grpo_core.run.integrity import check_run, cut, find_intact
 from grpo_core.run.pass_sizes import lower_passes
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
-from grpo_core.run.resuming import check_resumable, lock_run, remove_if_never_started
-from grpo_core.run.resuming import new_run as locked_new_run
-from tasks.deployment_limits import load_allowed, refuse_code, unquoted
+from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
+from tasks.deployment_limits import check_root, hide_contents, load_allowed, refuse_code
 from tasks.process.context import is_deployed
 from tasks.process.prefect_outage import was_interrupted
 from tasks.run.inputs import prompts_of
@@ -42,6 +45,10 @@ from tasks.tracking.store import refuse_foreign
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
 NO_SIZES: Mapping[str, int] = {}
+FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
+"""Overrides of these keys ask for other prompts than those that the run has frozen."""
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
 Repair = Literal["cut"]
 """What becomes of the damaged part of a journal."""
 
@@ -56,8 +63,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         JournalError: the folder already holds another run.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    check_root(run_path, "run_dir")
-    if (earlier := folder_of_this_flow_run(run_path)) is not None:
+    if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
         return earlier
     resolved = load_allowed(config, overrides)
     require_sampler([resolved.config])
@@ -66,6 +72,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders)
     with new_run(run_path, origin.preset, "run") as run_dir:
         run_dir.create(resolved.config, origin)
+        claim(run_dir.path)
     return run_dir.path
 
 
@@ -107,19 +114,12 @@ def repair_run(run_path: Path) -> None:
     Raises:
         JournalError: another process works on the run, or it cannot go back to a checkpoint.
     """
-    from grpo_core.run.integrity import cut, find_intact
-
     run_dir = RunDir(run_path)
-    engine = run_dir.read_config().training.engine
     with hold_run(run_path):
         intact = find_intact(run_dir)
-        if intact.fault is None:
-            say(f"{run_dir.journal_file}: whole, so there is nothing to repair")
-            return
-        say(f"{run_dir.journal_file}: {intact.fault}")
-        if engine != "native":
-            raise JournalError(f"run dir {run_path}: training.engine {engine} cannot go back to a checkpoint; start a new run")
-        say(cut(run_dir, intact))
+        say(f"{run_dir.journal_file}: {intact.fault or 'whole, so there is nothing to repair'}")
+        if intact.fault is not None:
+            say(cut(run_dir, intact))
 
 
 @contextlib.contextmanager
@@ -136,15 +136,9 @@ def hold_run(run_path: Path, *, is_new: bool = False) -> Iterator[None]:
     """
     run_dir = RunDir(run_path)
     refuse_code([run_dir.read_config()])
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_run(run_dir, say))
-        if is_new:
-            stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: not was_interrupted(error)))
+    removed = remove_if_never_started(run_dir, counts=lambda error: not was_interrupted(error))
+    with lock_run(run_dir, say), removed if is_new else contextlib.nullcontext():
         yield
-
-
-FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
-"""Overrides of these keys ask for other prompts than those that the run has frozen."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -163,35 +157,34 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
-    check_root(run_path, "run_dir")
-    if (earlier := folder_of_this_flow_run(run_path)) is not None:
+    if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
         return earlier
     with new_run(run_path, "reproduction", "reproduction") as run_dir:
-        _prepare(run, overrides, run_dir)
+        original = RunDir(run_dir.original)
+        _gather(run, original.path)
+        flush_all(original.path)  # a manifest, a journal: each vouches for what was copied
+        original.close_private_files()
+        refuse_unfit(run, original)
+        base, origin = original.read_config(), original.read_origin()
+        named = {
+            "tracking.experiment": f"{base.tracking.experiment}-reproduce",
+            "tracking.run_name": f"again: {run_name(base, origin)}",
+            "tracking.uri": None,  # the original's need not be ours
+            **NOT_OF_A_SWEEP,
+        }
+        config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+        refuse_code([config])
+        folders = recorded_folders(run, origin.import_from)
+        changed = Origin(preset=origin.preset, changes=changes_between(base, config), import_from=folders)
+        run_dir.create(config, changed, "reproduction")
+        if not any(key.startswith(FROZEN_BY) for key in overrides):
+            copy_prompts(original, run_dir)
+        claim(run_dir.path)
+    changes = [f"changed: {line}" for line in config_differences(base, config)]
+    codes = [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
+    for line in (*changes, *codes, f"the run repeats {repeatability(base).what}"):
+        say(line)
     return run_dir.path
-
-
-def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
-    """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
-    original = RunDir(repeated.original)
-    _gather(run, original.path)
-    flush_all(original.path)  # a manifest, a journal: each vouches for what was copied
-    original.close_private_files()
-    refuse_unfit(run, original)
-    base, origin = original.read_config(), original.read_origin()
-    named = {
-        "tracking.experiment": f"{base.tracking.experiment}-reproduce",
-        "tracking.run_name": f"again: {run_name(base, origin)}",
-        "tracking.uri": None,  # the original's need not be ours
-        **NOT_OF_A_SWEEP,
-    }
-    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
-    refuse_code([config])
-    changes = changes_between(base, config)
-    folders = recorded_folders(run, origin.import_from)
-    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=folders), "reproduction")
-    if not any(key.startswith(FROZEN_BY) for key in overrides):
-        copy_prompts(original, repeated)
 
 
 def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,50 +201,26 @@ def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(folder for folder in folders if not is_mlflow_run(run) or is_own_folder(Path(folder)))
 
 
-def say_changes(run_path: Path) -> None:
-    """Print before the run starts what is changed of the original, the code that it runs, and how far it repeats."""
-    run_dir = RunDir(run_path)
-    config, before = run_dir.read_config(), RunDir(run_dir.original).read_config()
-    for line in config_differences(before, config):
-        say(f"changed: {line}")
-    for code in code_in(config):  # of somebody else's run, perhaps
-        say(f"runs code: {code}")
-    say(f"the run repeats {repeatability(before).what}")
-
-
 def _gather(run: str, target: Path) -> None:
-    """Lay out what is known of a run in `target`."""
+    """Lay out what is known of a run in `target`: all but the weights."""
+    run_dir = RunDir(Path(run))
     if is_mlflow_run(run):
         tags = fetch_records(run, target).tags
         final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
     else:
-        final = _copy_records(RunDir(Path(run)), target)
+        with hide_contents(str(run_dir.config_file)):
+            run_dir.read_config()
+        load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
+        check_run(run_dir)
+        policy = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too
+        final = None if policy is None else asdict(policy)
+        target.mkdir(parents=True)
+        for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file, run_dir.provenance_file):
+            if os.access(file, os.R_OK):  # the provenance of a colleague's run holds the git diff
+                shutil.copy(file, target)
+        shutil.copytree(run_dir.data, target / run_dir.data.name)
     if final is not None:
         write_json(target / POLICY_FILE, final)
-
-
-def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
-    """Copy all but the weights; return what is known of the final policy."""
-    with unquoted(str(run_dir.config_file)):
-        run_dir.read_config()
-    load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
-    check_run(run_dir)
-    final = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too
-    target.mkdir(parents=True)
-    for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
-        if file.exists():
-            shutil.copy(file, target)
-    try:
-        if run_dir.provenance_file.exists():
-            shutil.copy(run_dir.provenance_file, target)
-    except PermissionError:  # a colleague's: it holds the git diff
-        say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
-    shutil.copytree(run_dir.data, target / run_dir.data.name)
-    return None if final is None else asdict(final)
-
-
-EVALUATION = "evaluation"
-"""The preset of run dirs that only evaluate."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -266,20 +235,19 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     check_root(run_path, "run_dir")
     with new_run(run_path, EVALUATION, "evaluation") as run_dir:
-        is_tracked = is_mlflow_run(policy)
-        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
-        with unquoted(config or ""):
+        is_there = is_mlflow_run(policy)
+        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_there else find_subject(policy)
+        with hide_contents(config or ""):
             base, resolved = configure_evaluation(subject, config, overrides)
         prompts = choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
-        named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}
-        named |= overrides
+        named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP, **overrides}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         refuse_code([resolved])
         folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
-        changes = changes_between(base, resolved)
-        run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes, import_from=folders), "evaluation")
+        origin = Origin(preset=EVALUATION, changes=changes_between(base, resolved), import_from=folders)
+        run_dir.create(resolved, origin, "evaluation")
     return EvaluationPlan(
         run_path=run_dir.path,
         policy=subject.name,
@@ -310,40 +278,26 @@ def prepare_evaluation_data(plan: EvaluationPlan) -> DataManifest:
     return freeze(split, config.data.source, RunDir(plan.run_path).data)
 
 
-@contextlib.contextmanager
-def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
-    """Do as `grpo_core.run.resuming.new_run`, and claim the folder for this flow run at the end."""
-    with locked_new_run(run_path, name, kind) as run_dir:
-        yield run_dir
-        claim(run_dir.path)
-
-
 def claim(path: Path) -> None:
     """Write down that a folder is this flow run's."""
     write_whole(FlowDir(path).flow_run_file, f"{flow_run.id or ''}\n")
 
 
-def folder_of_this_flow_run(only: Path | None) -> Path | None:
+def earlier_attempt(given: Path | None, parameter: str) -> Path | None:
     """Return the folder that an earlier attempt of this flow run has made; None where this is the first.
 
     Args:
-        only: the one folder that it can be; None = any below `runs/`.
+        given: the one folder that it can be; None = any below `runs/`.
+        parameter: as which it was given.
+
+    Raises:
+        FolderError: a deployed flow may not write there.
     """
+    check_root(given, parameter)
     if not flow_run.id or flow_run.run_count < 2:
         return None
-    for path in (only,) if only is not None else sorted(RUNS_FOLDER.glob("*/")):
+    for path in sorted(RUNS_FOLDER.glob("*/")) if given is None else [given]:
         file = FlowDir(path).flow_run_file
         if file.exists() and file.read_text().strip() == flow_run.id:
             return path
     return None
-
-
-def check_root(path: Path | None, parameter: str) -> Path | None:
-    """Return a folder that a flow was given; one of a deployed flow must lie below the roots that its worker allows.
-
-    Raises:
-        FolderError: it lies elsewhere.
-    """
-    if path is not None and is_deployed():
-        refuse_foreign_root(path, allowed_roots(os.environ.get(ROOTS_VARIABLE)), parameter)
-    return path

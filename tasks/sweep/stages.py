@@ -26,13 +26,13 @@ from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
 from tasks.credentials import address_variables, usable_uri
-from tasks.deployment_limits import load_allowed_sweep, refuse_code_of_sweep
+from tasks.deployment_limits import check_root, load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
 from tasks.process.prefect_outage import ProgressArtifact, cancel_watch, prefect_may_be_away, was_interrupted
 from tasks.run.machine import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
-from tasks.run.setup import check_root, claim, folder_of_this_flow_run
+from tasks.run.setup import claim, earlier_attempt
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign
@@ -57,8 +57,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         SweepError: the folder already holds a sweep.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    check_root(sweep_path, "sweep_dir")
-    if (earlier := folder_of_this_flow_run(sweep_path)) is not None:
+    if (earlier := earlier_attempt(sweep_path, "sweep_dir")) is not None:
         return earlier
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:

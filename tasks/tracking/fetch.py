@@ -5,9 +5,8 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_core.compare.runs import Source
 from grpo_core.errors import ModelError, TrackingError, raised_as
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.flow_folder import FlowDir
@@ -15,6 +14,9 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
 from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client
+
+if TYPE_CHECKING:
+    from grpo_core.compare.runs import Source
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
@@ -102,7 +104,7 @@ def _reader(run_id: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def located_runs(given: Sequence[str]) -> Iterator[tuple[Source, ...]]:
+def located_runs(given: Sequence[str]) -> Iterator[tuple["Source", ...]]:
     """Yield where each run lies; what is downloaded from MLflow is removed at the end.
 
     Args:
@@ -111,13 +113,12 @@ def located_runs(given: Sequence[str]) -> Iterator[tuple[Source, ...]]:
     Raises:
         TrackingError: MLflow cannot be reached, does not hold a run, or holds one that has not ended and lies elsewhere.
     """
+    from grpo_core.compare.runs import Source
+
     with tempfile.TemporaryDirectory(prefix="grpo-compare-") as downloads:
-        yield tuple(_locate(name, Path(downloads, name)) for name in given)
-
-
-def _locate(name: str, target: Path) -> Source:
-    folder = find_folder(name) if is_mlflow_run(name) else Path(name)
-    if folder is not None:
-        return Source(given=name, path=folder)
-    fetch_records(name, target)
-    return Source(given=name, path=target, is_downloaded=True)
+        places = {name: find_folder(name) if is_mlflow_run(name) else Path(name) for name in given}
+        for name in [name for name, place in places.items() if place is None]:
+            fetch_records(name, Path(downloads, name))
+        yield tuple(
+            Source(given=name, path=places[name] or Path(downloads, name), is_downloaded=places[name] is None) for name in given
+        )
