@@ -248,6 +248,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
         origin = Origin(preset=EVALUATION, changes=changes_between(base, resolved), import_from=folders)
         run_dir.create(resolved, origin, "evaluation")
+        claim(run_dir.path)
     return EvaluationPlan(
         run_path=run_dir.path,
         policy=subject.name,
