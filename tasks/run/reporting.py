@@ -57,16 +57,16 @@ class RunReport:
     status: RunStatus
     facts: tuple[str, ...]
     alerts: tuple[str, ...]
+    is_identical: bool | None
+    """As in `RunSummary`."""
     head: str
     """All but the figures, in Markdown."""
     figures: Sequence[Path]
-    undrawn: str
-    """What stands in the place of figures that were not drawn."""
 
     def text(self, *, inline: bool = False) -> str:
         """Return it in Markdown; the figures as links, or inside it: Prefect keeps the text alone."""
         shown = [f"![{file.stem}]({_embedded(file) if inline else file.name})\n" for file in self.figures]
-        return "\n".join([self.head, "## Figures", "", *(shown or [self.undrawn]), ""])
+        return "\n".join([self.head, *shown, ""])
 
     def write(self, run_dir: RunDir) -> Path:
         """Write it into its run; return the file."""
@@ -75,27 +75,22 @@ class RunReport:
         return file
 
 
-def draw(run_dir: RunDir) -> list[Path]:
-    """Draw the figures of a run; return their files.
-
-    Raises:
-        JournalError: its journal is damaged.
-        ConfigError: its configuration was edited since it began.
-    """
-    from grpo_core.run.figures import save_figures  # loads matplotlib
-
-    alarms = {alert.step for alert in monitor_alerts(run_dir)}
-    return save_figures(check_run(run_dir).history, run_dir.report, alarms)
+def _embedded(figure: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
 
 
-def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), figures: Sequence[Path] = ()) -> RunReport:
+def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *, draw: bool = False) -> RunReport:
     """Return the report of a run.
 
     Args:
         run_dir: of the run.
         tracked: its MLflow run.
         alerts: of the monitor, also those that a full disk had no room for.
-        figures: that were drawn.
+        draw: whether the figures are drawn.
+
+    Raises:
+        JournalError: its journal is damaged.
+        ConfigError: its configuration was edited since it began.
     """
     from grpo_core.run.tables import OF_ADAPTERS, sync_table
 
@@ -110,9 +105,16 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
     syncs = sync_table(records)
     # Not errors of compression: they are small, and 0 means that nothing was left out.
     rounded = syncs.round({name: 4 for name in syncs.columns if name not in OF_ADAPTERS})
+    figures: list[Path] = []
+    if draw:
+        from grpo_core.run.figures import save_figures  # loads matplotlib
+
+        figures = save_figures(records, run_dir.report, {alert.step for alert in monitor_alerts(run_dir)})
+    again = [] if figures else [f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them."]
     sections = {
         "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
         "Reference syncs": table(list(syncs.columns), rounded.astype(str).to_numpy().tolist()),
+        "Figures": again,
     }
     title = f"GRPO run {tracked.name}"
     return RunReport(
@@ -120,9 +122,9 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
         status=status,
         facts=facts,
         alerts=alerts,
+        is_identical=repeated.is_identical if repeated else None,
         head=markdown_report(title, whereabouts(tracked, "run dir", run_dir.path), facts, sections),
         figures=figures,
-        undrawn=f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them.",
     )
 
 
@@ -133,8 +135,7 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     The figures of a sweep's run are not drawn: the sweep's report shows all runs, and `grpo report RUN_DIR` draws those of one.
     """
     run_dir = RunDir(run_path)
-    is_alone = run_dir.read_config().tracking.parent is None
-    report = compose(run_dir, tracked, alerts, draw(run_dir) if is_alone else ())
+    report = compose(run_dir, tracked, alerts, draw=run_dir.read_config().tracking.parent is None)
     report.write(run_dir)
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(report.text(inline=True), key="training-report", description=for_markdown(report.title))
@@ -145,7 +146,7 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
         reason=report.status.reason,
         alerts=report.alerts,
         facts=report.facts,
-        is_identical=repeated.is_identical if (repeated := compare_with_original(run_dir)) else None,
+        is_identical=report.is_identical,
     )
 
 
@@ -165,7 +166,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
     tracked = own_tracked(run_dir)
-    report = compose(run_dir, tracked, figures=draw(run_dir))
+    report = compose(run_dir, tracked, draw=True)
     # An unfinished run gets figures alone: its flow is complete once the report is there.
     page = report.write(run_dir) if (run_dir.report / REPORT_FILE).exists() else run_dir.report
     return page, report.facts, track_report(run_dir, tracked)
@@ -191,17 +192,10 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)
 
 
-def _embedded(figure: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
-
-
-NO_SECTIONS: Mapping[str, Sequence[str]] = {}
-
-
-def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
     lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
-    for heading, content in sections.items():
+    for heading, content in (sections or {}).items():
         lines += ["", f"## {heading}", "", *content]
     return "\n".join([*lines, ""])
 
