@@ -9,7 +9,6 @@ import yaml
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.server import PYTHON_VARIABLE
 from tasks.run.setup import open_run
-from tasks.sweep.stages import open_sweep
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -37,11 +36,3 @@ def test_nothing_is_made_for_a_run_without_its_server(config: str, tmp_path: Pat
     with pytest.raises(SamplerError, match=why):
         open_run.fn(config, overrides, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_nothing_is_made_for_a_sweep_without_its_server(config: str, tmp_path: Path) -> None:
-    sweep = {"question": "?", "base": config, "axes": {"rollout.engine": ["embedded", "vllm"]}, "seeds": [0]}
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    with pytest.raises(SamplerError, match=r"rollout\.vllm\.python"):
-        open_sweep.fn("sweep.yaml", {}, tmp_path / "sweep")
-    assert not (tmp_path / "sweep").exists()
