@@ -17,8 +17,7 @@ from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.config.loading import KNOBS
 from tasks.process.child import evaluate_policy, release_monitor, run_training_process
-from tasks.run.inputs import prepare_data, prepare_model
-from tasks.run.machine import check_machine
+from tasks.run.inputs import check_machine, prepare_data, prepare_model
 from tasks.run.monitoring import monitor
 from tasks.run.reporting import RunSummary, report_run
 from tasks.run.setup import Repair, hold_run, open_run, reopen_run

@@ -1,4 +1,4 @@
-"""Tasks: the inputs of a run: its prompts, frozen, its initial policy, and the note of what the run is made with.
+"""Tasks: the inputs of a run: prompts, frozen, its initial policy, the note of what it is made with; what it asks of this machine.
 
 What is costly is kept and used again, by any later run, as long as its inputs are the same. Prefect keeps each result in a
 file, which it takes for missing if it is damaged, and writes in place: between its look and its reading another process may
@@ -20,15 +20,22 @@ from grpo_core.data.frozen import DataManifest
 from grpo_core.data.prepare import data_identity, prepare, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.policy.sources.find import model_here, resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.policy.sources.weight_files import weights_digest, weights_identity
 from grpo_core.rewards.base import load_rewards
+from grpo_core.run.announce import announce_disk, announce_memory
+from grpo_core.run.disk_need import checkpoint_bytes, disk_need, kept_weights, require_disk
+from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
+from grpo_core.run.preflight import slow_dtype_warnings
 from grpo_core.run.provenance import note_inputs
 from grpo_core.run.start_weights import find_model
+from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
+from tasks.tracking.store import TrackedRun, tracking_uri
 
 PATIENCE_SECONDS = 1800.0
 """For another run that prepares the same: after that, both do."""
@@ -107,3 +114,46 @@ def cached_digest(folder: Path) -> str:
 def digest_weights(folder: Path, identity: str) -> str:  # noqa: ARG001  (the cache key)
     """Return the SHA-256 of the weights in a folder; gigabytes are read once, not once a run."""
     return weights_digest(folder)
+
+
+def check_machine(run_path: Path, tracked: TrackedRun, model: Path) -> None:
+    """Print what a run needs and has of disk and memory, and refuse one that will not fit; warn of a slow dtype.
+
+    Args:
+        run_path: its folder; what an earlier session wrote there counts.
+        tracked: its MLflow run.
+        model: folder of its initial policy.
+
+    Raises:
+        JournalError: it will not fit; the message names what needs less.
+    """
+    run_dir = RunDir(run_path)
+    for warning in slow_dtype_warnings(run_dir.read_config()):
+        say(f"warning: {warning}")
+    announce_disk(run_dir, model, sqlite_file(tracked.uri), say)
+    announce_memory(run_dir, model, say)
+
+
+def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
+    """Print what the runs of a sweep need together, and refuse one that will not fit; say so where a model is not here yet.
+
+    Args:
+        sweep_path: its folder; None = a new one in `runs/`.
+        plan: the sweep.
+
+    Raises:
+        JournalError: it will not fit.
+    """
+    folder = sweep_path or RUNS_FOLDER
+    needs, writing = [], 0  # one run writes a checkpoint beside those that it keeps
+    for config in plan.configs:
+        weights = kept_weights(config, model) if (model := model_here(config.model.source)) else None
+        if weights is None:
+            say(f"disk: not known before the model {config.model.source} is here; each run prints and checks what it needs")
+            return
+        is_here = sqlite_file(tracking_uri(config, folder)) is not None
+        needs.append(disk_need(config, weights, tracked_here=is_here))
+        writing = max(writing, checkpoint_bytes(config, weights))
+    runs = plan.num_runs
+    need = runs * (max(needs) - writing) + min(plan.sweep.runs.concurrency, runs) * writing
+    say(f"disk: {require_disk(f'the sweep ({runs} runs)', need, folder)} ({runs} runs)")

@@ -29,7 +29,7 @@ from tasks.credentials import address_variables, usable_uri
 from tasks.deployment_limits import check_root, load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
 from tasks.process.prefect_outage import ProgressArtifact, cancel_watch, prefect_may_be_away, was_interrupted
-from tasks.run.machine import check_sweep_disk
+from tasks.run.inputs import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
 from tasks.run.setup import claim, earlier_attempt

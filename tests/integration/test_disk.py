@@ -19,7 +19,7 @@ from grpo_core.run.disk_need import TEXT_BYTES, KeptWeights, checkpoint_bytes, d
 from grpo_core.run.model_shape import count_parameters
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
-from tasks.run.machine import check_machine, check_sweep_disk
+from tasks.run.inputs import check_machine, check_sweep_disk
 from tasks.tracking.store import TrackedRun
 
 TEXTS = 25_000_000

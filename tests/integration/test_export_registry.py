@@ -13,8 +13,8 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError, TrackingError
 from grpo_core.export.choice import ExportWish
 from grpo_core.run.folder import RunDir
-from tasks.run.exporting import ExportSummary, export_run
 from tasks.tracking import open_tracking, track_results
+from tasks.tracking.exporting import ExportSummary, export_run
 from tasks.tracking.store import TrackedRun, make_client
 
 GREEDY = """
