@@ -86,19 +86,15 @@ def prefect_may_be_away(retries: int = 1) -> Iterator[None]:
         logger.warning("Prefect did not take an event or artifact", exc_info=True)
 
 
-class ProgressArtifact:
-    """How far a run or sweep is, in Prefect; missing where Prefect was away when it began."""
+def progress_artifact(key: str, description: str) -> Callable[[float], None]:
+    """Show in Prefect how far a run or sweep is; return what moves it, in percent: nothing where Prefect was away just now."""
+    artifact: object = None
+    with prefect_may_be_away():
+        artifact = create_progress_artifact(progress=0.0, key=key, description=description)
 
-    def __init__(self, key: str, description: str) -> None:
-        """Create it, at 0 %."""
-        self._artifact: UUID | None = None
-        with prefect_may_be_away():
-            created = create_progress_artifact(progress=0.0, key=key, description=description)
-            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
-            self._artifact = created
-
-    def show(self, percent: float) -> None:
-        """Move it."""
-        if self._artifact is not None:
+    def show(percent: float) -> None:
+        if isinstance(artifact, UUID):  # it is a coroutine only inside an event loop
             with prefect_may_be_away():
-                update_progress_artifact(self._artifact, progress=percent)
+                update_progress_artifact(artifact, progress=percent)
+
+    return show

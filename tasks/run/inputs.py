@@ -1,4 +1,4 @@
-"""Tasks: the inputs of a run: prompts, frozen, its initial policy, the note of what it is made with; what it asks of this machine.
+"""Tasks: the inputs of a run: prompts, frozen, its initial policy, the note of what it is made with; what it asks of a machine.
 
 What is costly is kept and used again, by any later run, as long as its inputs are the same. Prefect keeps each result in a
 file, which it takes for missing if it is damaged, and writes in place: between its look and its reading another process may
@@ -53,8 +53,8 @@ def prepared_once(identity: str | None) -> AbstractContextManager[None]:
     """Keep other runs from a cached task with the same identity while inside, if the folder of the results can be written."""
     if identity is None:
         return nullcontext()
-    lock = Path(PREFECT_LOCAL_STORAGE_PATH.value()) / f".{identity}.lock"
-    return one_at_a_time(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)
+    folder = Path(PREFECT_LOCAL_STORAGE_PATH.value())
+    return one_at_a_time(folder / f".{identity}.lock", "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)
 
 
 @task(name="prepare-data", cache_policy=NO_CACHE)
@@ -151,8 +151,7 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
         if weights is None:
             say(f"disk: not known before the model {config.model.source} is here; each run prints and checks what it needs")
             return
-        is_here = sqlite_file(tracking_uri(config, folder)) is not None
-        needs.append(disk_need(config, weights, tracked_here=is_here))
+        needs.append(disk_need(config, weights, tracked_here=sqlite_file(tracking_uri(config, folder)) is not None))
         writing = max(writing, checkpoint_bytes(config, weights))
     runs = plan.num_runs
     need = runs * (max(needs) - writing) + min(plan.sweep.runs.concurrency, runs) * writing

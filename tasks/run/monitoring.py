@@ -18,7 +18,7 @@ from grpo_core.run.journal import JournalTail, supersede
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
-from tasks.process.prefect_outage import ProgressArtifact, prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away, progress_artifact
 from tasks.run.progress import ProgressView, progress_view, say
 from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.store import read_tracked
@@ -78,7 +78,7 @@ class _Watch:
         self._mlflow_is_away = False
         self._has_ended = False
         """Whether the training came to its end: from then on its process only evaluates."""
-        self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
+        self._show_percent = progress_artifact("training-progress", for_code(str(run_dir.path)))
 
     def catch_up(self) -> None:
         """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
@@ -108,7 +108,7 @@ class _Watch:
                 share = share_done(self._training, record)
                 if share == 1.0 or time.monotonic() - self._last_progress > PROGRESS_SECONDS:
                     self._last_progress = time.monotonic()
-                    self._progress.show(100.0 * share)
+                    self._show_percent(100.0 * share)
         self.shipper.ship()
 
     def look(self) -> None:
@@ -125,12 +125,8 @@ class _Watch:
         error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
         if bool(error) != self._mlflow_is_away:
             self._mlflow_is_away = bool(error)
-            if not error:
-                self._view.say("MLflow answers again; all figures up to here are there")
-            elif self.shipper.is_deleted:
-                self._view.say(f"{error}; the figures from here on are in the run's folder alone")
-            else:
-                self._view.say(f"MLflow does not answer; the training continues and its figures wait ({error})")
+            again = "MLflow answers again; all figures up to here are there"
+            self._view.say(f"MLflow: {error}; the training continues and keeps its figures" if error else again)
 
     def _report(self, alerts: Sequence[Alert]) -> None:
         announce(alerts, self.shipper, self._tracked)

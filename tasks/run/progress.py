@@ -37,18 +37,12 @@ COLUMNS = (
 
 def say(text: str) -> None:
     """Write one line to standard output, or in a worker to the flow run's log; nothing in it acts on a terminal."""
-    text = one_line(text)
     if deployed_flow_run() is not None:
-        get_run_logger().info(text)
+        get_run_logger().info(visible(redact_uri(text)))
     else:
         with ignore_broken_pipe():
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(visible(redact_uri(text)) + "\n")
             sys.stdout.flush()
-
-
-def one_line(text: str) -> str:
-    """Return a text of a run as one line to show: without passwords, and with escapes for what would act."""
-    return visible(redact_uri(text))
 
 
 class ProgressView:
@@ -81,7 +75,7 @@ class ProgressView:
         if self._console is None:
             say(text)
         else:
-            self._console.print(one_line(text), highlight=False, markup=False, emoji=False)
+            self._console.print(visible(redact_uri(text)), highlight=False, markup=False, emoji=False)
 
     def draw(self) -> Group:
         """Return the table, with a bar and the time left."""

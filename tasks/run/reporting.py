@@ -18,7 +18,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import is_evaluation, path_argument
-from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
+from grpo_core.run.summary import compare_evaluations, describe_result, lost_completions, run_status
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
@@ -50,15 +50,9 @@ class RunSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunReport:
+class RunReport(RunSummary):
     """A report, ready to be written."""
 
-    title: str
-    status: RunStatus
-    facts: tuple[str, ...]
-    alerts: tuple[str, ...]
-    is_identical: bool | None
-    """As in `RunSummary`."""
     head: str
     """All but the figures, in Markdown."""
     figures: Sequence[Path]
@@ -116,14 +110,15 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *,
         "Reference syncs": table(list(syncs.columns), rounded.astype(str).to_numpy().tolist()),
         "Figures": again,
     }
-    title = f"GRPO run {tracked.name}"
     return RunReport(
-        title=title,
-        status=status,
-        facts=facts,
+        run_path=run_dir.path,
+        tracked=tracked,
+        status=status.state,
+        reason=status.reason,
         alerts=alerts,
+        facts=facts,
         is_identical=repeated.is_identical if repeated else None,
-        head=markdown_report(title, whereabouts(tracked, "run dir", run_dir.path), facts, sections),
+        head=markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_dir.path), facts, sections),
         figures=figures,
     )
 
@@ -138,16 +133,9 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     report = compose(run_dir, tracked, alerts, draw=run_dir.read_config().tracking.parent is None)
     report.write(run_dir)
     with prefect_may_be_away(REPORT_RETRIES):
-        create_markdown_artifact(report.text(inline=True), key="training-report", description=for_markdown(report.title))
-    return RunSummary(
-        run_path=run_path,
-        tracked=tracked,
-        status=report.status.state,
-        reason=report.status.reason,
-        alerts=report.alerts,
-        facts=report.facts,
-        is_identical=report.is_identical,
-    )
+        title = f"GRPO run {for_markdown(tracked.name)}"
+        create_markdown_artifact(report.text(inline=True), key="training-report", description=title)
+    return report
 
 
 def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:

@@ -44,7 +44,6 @@ from tasks.tracking.store import refuse_foreign
 
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
-NO_SIZES: Mapping[str, int] = {}
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
 EVALUATION = "evaluation"
@@ -77,7 +76,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
-def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str, int] = NO_SIZES) -> Path:
+def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str, int] | None = None) -> Path:
     """Return the folder of a run that continues.
 
     Args:

@@ -14,7 +14,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.derived import starts_server
-from grpo_core.errors import SweepError, cause
+from grpo_core.errors import SweepError
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.flow_folder import make_folder
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
@@ -28,7 +28,7 @@ from grpo_core.text import for_markdown
 from tasks.credentials import address_variables, usable_uri
 from tasks.deployment_limits import check_root, load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
-from tasks.process.prefect_outage import ProgressArtifact, cancel_watch, prefect_may_be_away, was_interrupted
+from tasks.process.prefect_outage import cancel_watch, prefect_may_be_away, progress_artifact, was_interrupted
 from tasks.run.inputs import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
@@ -37,6 +37,7 @@ from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign
 from tasks.tracking.sweep import log_results, read_parent
+from tasks.tracking.training import collect_problems
 
 if TYPE_CHECKING:
     from grpo_core.sweep.report.files import SweepReport
@@ -111,7 +112,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
-    percent = ProgressArtifact("sweep-progress", for_markdown(stored.name)).show
+    percent = progress_artifact("sweep-progress", for_markdown(stored.name))
     with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
         try:
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
@@ -207,9 +208,7 @@ def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results",
     comparison, fault = compare_sweep(stored)
     results, report = make_report(stored, comparison)
     problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
-    try:
-        if tracked is not None:
+    if tracked is not None:
+        with collect_problems(problems, "the report is not in MLflow", f"; {again}"):
             log_results(tracked, stored, results, report.answer)
-    except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
-        problems.append(f"the report is not in MLflow ({cause(error)}); {again}")
     return results, report, tuple(problems)

@@ -15,11 +15,9 @@ from tasks.run.progress import say
 
 PATIENCE_SECONDS = 600.0
 """For another process that prepares a store: seconds of work, minutes on a machine that is overloaded."""
-LOCAL_ARTIFACTS = "./mlruns"
-"""Where MLflow puts what is logged to its experiment `Default`, unless a server keeps it."""
 
 
-def ensure_store(path: Path, artifacts: str = LOCAL_ARTIFACTS) -> None:
+def ensure_store(path: Path, artifacts: str = "./mlruns") -> None:
     """Create the store of a SQLite file where there is none, or upgrade one that an older MLflow has made.
 
     Args:
@@ -38,8 +36,8 @@ def ensure_store(path: Path, artifacts: str = LOCAL_ARTIFACTS) -> None:
         if _is_current(path):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock")
-        with waited_lock(lock, f"prepares the tracking store {path}", patience=PATIENCE_SECONDS, say=say):
+        lock, what = path.with_name(f".{path.name}.lock"), f"prepares the tracking store {path}"
+        with waited_lock(lock, what, patience=PATIENCE_SECONDS, say=say):
             if not path.exists():
                 with durable(path) as partial:
                     SqlAlchemyStore(f"sqlite:///{partial}", artifacts)._dispose_engine()

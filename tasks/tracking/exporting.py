@@ -101,8 +101,6 @@ def export_run(run: str, wish: ExportWish, folder: Path | None, register_as: str
         TrackingError: MLflow does not hold the run, or its folder is not here (nothing is exported then), or MLflow does not
             take the export, which stays.
     """
-    if register_as is not None:
-        require_model_name(register_as)
     check_root(folder or EXPORTS, "to")
     path = find_folder(run) if is_mlflow_run(run) else Path(run)
     if path is None:
@@ -111,7 +109,7 @@ def export_run(run: str, wish: ExportWish, folder: Path | None, register_as: str
             "artifact `policy`, unless tracking.log_policy was off"
         )
     run_dir = RunDir(path)
-    tracked = None if register_as is None else find_tracked(run_dir)
+    tracked = None if register_as is None else _find_tracked(run_dir, register_as)
     exported = export_policy(run_dir, wish, folder, say)
     facts, registered = exported.facts, None
     places = [("export", str(exported.folder)), ("card", str(exported.folder / "README.md"))]
@@ -138,30 +136,17 @@ def show_export(summary: ExportSummary) -> None:
         create_markdown_artifact(markdown, key="export-report", description=for_markdown(summary.title))
 
 
-def require_model_name(name: str) -> None:
-    """Refuse what cannot be the name of a registered model, before anything is written.
-
-    Raises:
-        ConfigError: says why.
-    """
+def _find_tracked(run_dir: RunDir, name: str) -> TrackedRun:
+    """Return the MLflow run of a run, at the address where it is now; whatever is refused is, before anything is written."""
     refuse_credentials("--register", name)
     if not name.strip() or any(character in name for character in "/:'") or not name.isprintable() or len(name) > 256:
         raise ConfigError(f"--register {shown(name)}: the name of a registered model is not empty and holds no / : or '")
-
-
-def find_tracked(run_dir: RunDir) -> TrackedRun:
-    """Return the MLflow run of a run, at the address where it is now.
-
-    Raises:
-        TrackingError: it was never tracked, was deleted, or MLflow does not answer or does not hold it; or it is tracked at an
-            address that is not ours.
-    """
     known = own_tracked(run_dir)
-    remedy = (
-        "Start its server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, "
-        f"`grpo track {path_argument(run_dir.path)}` logs it to the new one"
+    what = (
+        f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({{cause}}); nothing was exported. Start its "
+        "server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, `grpo track "
+        f"{path_argument(run_dir.path)}` logs it to the new one"
     )
-    what = f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({{cause}}); nothing was exported. {remedy}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
         if make_client(known.uri, create=False).get_run(known.run_id).info.lifecycle_stage == "deleted":
             raise LookupError("it was deleted")

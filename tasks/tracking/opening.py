@@ -66,11 +66,12 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
     Its description says what differs from the preset, how to see more, and how to stop it.
     """
     config, origin = run_dir.read_config(), run_dir.read_origin()
-    cells = {
-        for_code(key, in_table=True): ["null" if value is None else for_markdown(str(value)) for value in values]
+    table = [
+        " | ".join(
+            ["", for_code(key, in_table=True), *("null" if one is None else for_markdown(str(one)) for one in values), ""]
+        )
         for key, values in origin.changes.items()
-    }
-    table = [f"| {key} | {before} | {now} |" for key, (before, now) in cells.items()]
+    ]
     note = [
         f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
         "",
@@ -79,8 +80,7 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
         f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_dir.path.resolve()))}')}. "
         f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
     ]
-    labels = config.tracking.labels
-    parent = {PARENT: config.tracking.parent} if config.tracking.parent else {}
+    labels, parent = config.tracking.labels, {PARENT: config.tracking.parent} if config.tracking.parent else {}
     # Labels by their names: the compare page and parallel coordinates use parameters as they are.
     settings = {key: str(value) for key, value in flatten(config).items() if not key.startswith("tracking.labels")}
     return open_run(
@@ -125,15 +125,20 @@ def open_run(
 
     run = known and _find_run(known)
     uri = known.uri if known and run else uri
-    client, page, place = make_client(uri), flow_run_page(), str(flow_dir.path.resolve())
+    client, page = make_client(uri), flow_run_page()
+    place, place_tag = str(flow_dir.path.resolve()), flow_dir.what.replace(" ", "_")
     experiment_id = run.info.experiment_id if run else _find_experiment(client, uri, experiment, flow_dir.path)
     view_id = ensure_view(client, experiment_id, view)
-    place_tag = flow_dir.what.replace(" ", "_")
     if run is None:
         note = [note[0] + (f" · [Flow run in Prefect]({for_link(page)})" if page else ""), *note[1:]]
-        ours = {NOTE: "\n".join(note), place_tag: place, "mlflow.source.name": "grpo"}
-        of_prefect = {"prefect.flow_run_id": str(flow_run.id or ""), "prefect.flow_run_url": page}
-        run = client.create_run(experiment_id, run_name=name, tags={**ours, **of_prefect, **tags})
+        ours = {
+            NOTE: "\n".join(note),
+            place_tag: place,
+            "mlflow.source.name": "grpo",
+            "prefect.flow_run_id": str(flow_run.id or ""),
+            "prefect.flow_run_url": page,
+        }
+        run = client.create_run(experiment_id, run_name=name, tags={**ours, **tags})
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id)
     # At once: whoever resumes a run that dies here finds this one.
     write_json(flow_dir.tracking_file, asdict(tracked), private=True)
@@ -164,23 +169,22 @@ def _find_run(known: TrackedRun) -> Any | None:
 def _link_in_prefect(tracked: TrackedRun) -> None:
     """Add an artifact to the flow run with links to MLflow, unless they would lead nowhere: to a store without a server."""
     if tracked.has_pages and flow_run.id and not prefect_is_embedded():
-        links = {"this run in MLflow": tracked.address, "charts of all runs of the experiment": tracked.charts_address}
-        text = "\n".join(f"- [{label}]({for_link(address)})" for label, address in links.items())
+        charts = f"- [charts of all runs of the experiment]({for_link(tracked.charts_address)})"
         with prefect_may_be_away():
+            text = f"- [this run in MLflow]({for_link(tracked.address)})\n{charts}"
             create_markdown_artifact(text, key="mlflow", description=f"MLflow: {for_markdown(tracked.name)}")
 
 
 @retry(stop=stop_after_attempt(2), reraise=True)  # of runs that start together, another one may have been faster
 def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     """Return the id of an experiment, made where there is none; artifacts of a SQLite store lie beside its file."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
+    if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
-    beside = sqlite_file(uri) or run_path
-    location = (beside.resolve().parent / ARTIFACTS).as_uri() if uri.lower().startswith("sqlite") else None
+    beside = (sqlite_file(uri) or run_path).resolve().parent / ARTIFACTS
+    location = beside.as_uri() if uri.lower().startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
-    tags = {"mlflow.experimentKind": "custom_model_development"}
-    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=kind))
 
 
 def ensure_view(client: Any, experiment_id: str, view: SavedView) -> str:
@@ -191,8 +195,7 @@ def ensure_view(client: Any, experiment_id: str, view: SavedView) -> str:
     try:
         _write_view(client, experiment_id, view)
     except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-        reason = for_terminal(cause(error))
-        logger.warning("MLflow did not take the saved view (%s); the charts of %s open without it", reason, experiment_id)
+        logger.warning("MLflow did not take the saved view, without which charts open (%s)", for_terminal(cause(error)))
         return ""
     return view.id
 
@@ -202,8 +205,8 @@ def _write_view(client: Any, experiment_id: str, view: SavedView) -> None:
     tag = f"mlflow.sharedViewState.{view.id}"
     if tag not in client.get_experiment(experiment_id).tags:
         state = base64.b64encode(zlib.compress(json.dumps(_arranged(view), separators=(",", ":")).encode(), 9))
-        value = {"name": view.name, "state": f"deflate;{state.decode()}", **TIMES}
-        client.set_experiment_tag(experiment_id, tag, json.dumps(value))
+        value = json.dumps({"name": view.name, "state": f"deflate;{state.decode()}", **TIMES})
+        client.set_experiment_tag(experiment_id, tag, value)
 
 
 def _arranged(view: SavedView) -> dict[str, Any]:
@@ -213,8 +216,8 @@ def _arranged(view: SavedView) -> dict[str, Any]:
     keys = [metric.key for metric in REGISTRY if "<" not in metric.key and metric.key not in pinned]
 
     def chart(kind: str, section: str, key: str, **more: Any) -> dict[str, Any]:
-        names = {"type": kind, "metricSectionId": f"grpo-{section}", "displayName": key, "metricKey": key}
-        return {**parts["chart"], **parts[kind], **names, **more}
+        place = {"type": kind, "metricSectionId": f"grpo-{section}"}
+        return {**parts["chart"], **parts[kind], **place, "displayName": key, "metricKey": key, **more}
 
     charts = [
         *(chart("LINE", "GRPO", metrics[0], selectedMetricKeys=metrics) for metrics in parts["pinned"]),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.comparison import Identity, identity
 from grpo_core.run.journal import Record, supersede
-from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
 from grpo_core.text import redact_uri
 from tasks.tracking.store import TrackedRun, make_client
@@ -26,8 +25,6 @@ PAUSE_SECONDS = 10.0
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
-PASSES_TAG = "grpo.passes"
-"""How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 DELETED = "the MLflow run was deleted"
@@ -75,9 +72,6 @@ class Shipper:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
         if is_alert(record):
             self._tags[TRAINING_ALERT] = str(record.data.get("text"))
-        if record.kind == "resume" and PASSES_FIELD in record.data:
-            sizes = ", ".join(f"{name} {size}" for name, size in record.data[PASSES_FIELD].items())
-            self._tags[PASSES_TAG] = f"after step {record.step}: {sizes}"
         if record.kind in ("ref_sync", "resume", "start"):
             self._syncs.append(record)
             self._has_new_sync = self._has_new_sync or record.kind == "ref_sync"
@@ -126,12 +120,14 @@ class Shipper:
         size = MAX_METRICS // max((len(record.metrics) for record in fresh), default=1)
         for start in range(0, len(fresh), size):
             records = fresh[start : start + size]
-            metrics = [
-                Metric(key, value, record.timestamp_ms, record.step)
-                for record in records
-                for key, value in record.metrics.items()
-            ]
-            self._client.log_batch(self._tracked.run_id, metrics=metrics)
+            self._client.log_batch(
+                self._tracked.run_id,
+                metrics=[
+                    Metric(key, value, record.timestamp_ms, record.step)
+                    for record in records
+                    for key, value in record.metrics.items()
+                ],
+            )
             self._marks |= {_mark_key(record): record.step for record in records}
         self._waiting.clear()
         if self._tags:
@@ -150,8 +146,8 @@ class Shipper:
         """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""
         key = _mark_key(record)
         if key not in self._marks:
-            history = self._client.get_metric_history(self._tracked.run_id, key)
-            self._marks[key] = max((metric.step for metric in history), default=-1)
+            points = self._client.get_metric_history(self._tracked.run_id, key)
+            self._marks[key] = max((point.step for point in points), default=-1)
         return self._marks[key]
 
 

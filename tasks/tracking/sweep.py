@@ -43,13 +43,13 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     uri = known.uri if known is not None else tracking_uri(plan.configs[0], stored.dir.path)
     values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
     rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
-    held = f"{sweep.hold} held; " if sweep.hold else ""
     note = [
         f"**{for_markdown(sweep.question or stored.name)}**",
         "",
         *("| key | values |", "|---|---|", *rows),
         "",
-        f"{plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {held}base {for_markdown(plan.preset)}. "
+        f"{plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {f'{sweep.hold} held; ' if sweep.hold else ''}"
+        f"base {for_markdown(plan.preset)}. "
         f"Its runs are nested below. {for_code(f'grpo report {stored.dir.path.resolve()}')}",
     ]
     settings = sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
@@ -90,8 +90,9 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", an
     client = make_client(tracked.uri)
     log_folder(client, tracked.run_id, stored.dir.results, "results")
     log_folder(client, tracked.run_id, stored.dir.report, "report")
-    table = results.runs.to_json(orient="split", index=False, default_handler=str)
-    client.log_text(tracked.run_id, table, "tables/results.json")
+    client.log_text(
+        tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
+    )
     client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
     client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
     for row in results.runs.to_dict("records"):
@@ -108,9 +109,8 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     present = client.get_run(row["mlflow_run_id"]).data.metrics
     figures = {f"sweep/{key}": float(row[key]) for key, measure in MEASURES.items() if measure.in_mlflow}
     fresh = {key: value for key, value in figures.items() if not math.isnan(value) and present.get(key) != value}
-    now = round(time.time() * 1000)
-    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items()]
-    client.log_batch(row["mlflow_run_id"], metrics=metrics)
+    now, step = round(time.time() * 1000), int(row["steps"])
+    client.log_batch(row["mlflow_run_id"], metrics=[Metric(key, value, now, step) for key, value in fresh.items()])
 
 
 @contextmanager

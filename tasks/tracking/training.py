@@ -74,8 +74,7 @@ def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     if known is not None and not is_same_address(known.uri, uri):
         known = own_tracked(run_dir)
-    address = uri if known is None else known.uri
-    what = f"tracking.uri {address}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
+    what = f"tracking.uri {known.uri if known else uri}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
         return open_training(run_dir, known, uri)
 
@@ -103,8 +102,9 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
         source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
-        data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
-        inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
+        named = {"name": f"{split}-prompts", "digest": provenance["data_digest"][:8]}
+        data = mlflow.data.from_pandas(frame, source=source, **named)._to_mlflow_entity()
+        inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", context)]))
     client.log_inputs(tracked.run_id, datasets=inputs)
 
 
@@ -261,7 +261,8 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
 def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
     """Log the report of a run as it is now; return what could not be tracked."""
     problems: list[str] = []
-    again = f"; `grpo report {path_argument(run_dir.path)}` tries again"
-    with collect_problems(problems, "the report is not in MLflow", again):
+    with collect_problems(
+        problems, "the report is not in MLflow", f"; `grpo report {path_argument(run_dir.path)}` tries again"
+    ):
         log_folder(make_client(tracked.uri, create=False), tracked.run_id, run_dir.report, run_dir.report.name)
     return tuple(problems)
