@@ -22,7 +22,7 @@ OWNER_VARIABLE = "GRPO_TRACKING_CREDENTIALS_OF"
 ALLOWED_VARIABLE = "GRPO_ALLOWED_TRACKING"
 """Addresses, separated by commas, that deployments may track at beside the one in MLFLOW_TRACKING_URI; set with the worker."""
 GUARD = "grpo-own-server"
-"""What `tasks/tracking/store.py` is called in MLFLOW_TRACKING_AUTH."""
+"""What `OwnServerLogin` of `tasks/tracking/store.py` is called in MLFLOW_TRACKING_AUTH."""
 UNGUARDED = (AUTH_VARIABLE, "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
 UNGUARDED_OF_DATABASES = ("PGPASSWORD",)
 """Logins that cannot be kept out of a single request: with one of them another server is not spoken to at all."""

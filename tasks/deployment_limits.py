@@ -65,13 +65,12 @@ def _refusals(config: RunConfig) -> Iterator[str]:
         if code.module is None:
             yield f"{given} runs code, which a deployment may not; leave it out, {REMEDY}"
         elif not is_allowed(code, modules):
-            how = f"`grpo up --allow-reward {code.module}` (or {ALLOWED_VARIABLE} of the worker)"
-            yield f"{given} is code of a module that is not allowed for deployments; its owner allows it with {how}, {REMEDY}"
+            what = f"{given} is code of a module that is not allowed for deployments; its owner allows it with"
+            yield f"{what} `grpo up --allow-reward {code.module}` (or {ALLOWED_VARIABLE} of the worker), {REMEDY}"
     lora, own = config.model.lora, f"the worker's own address, nor one that its owner allows in {credentials.ALLOWED_VARIABLE}"
-    server = f"the server that the worker's owner allows deployments, in {SERVER_VARIABLE}"
     named = (  # every key that names a server, or a file to read or write
         ("tracking.uri", config.tracking.uri, _may_track, own),
-        ("rollout.vllm.url", config.rollout.vllm.url, _is_server, server),
+        ("rollout.vllm.url", config.rollout.vllm.url, _is_server, f"the server that its owner allows, in {SERVER_VARIABLE}"),
         ("model.source", config.model.source, _may_be_source, _READABLE),
         ("model.lora.init_from", None if lora is None else lora.init_from, _may_be_source, _READABLE),
         ("data.source", config.data.source, _may_be_data, _READABLE),

@@ -45,13 +45,13 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     run_dir = RunDir(run_path)
 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
-        rules = RunRules(run_dir)
+        rules, python = RunRules(run_dir), run_dir.read_config().training.python
 
         def silent(seconds: float) -> None:  # it has no monitor
             for alert in rules.check_silence(seconds, policy):
                 announce_alone(alert, run_dir)
 
-        run_child(MODULE, arguments, log_file, run_dir.read_config().training.python, silent=silent)
+        run_child(MODULE, arguments, log_file, python, silent=silent)
 
     with cancel_watch() as pause:
         evaluate_if_needed(run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=pause, report=say)

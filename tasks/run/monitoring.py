@@ -125,8 +125,8 @@ class _Watch:
         error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
         if bool(error) != self._mlflow_is_away:
             self._mlflow_is_away = bool(error)
-            again = "MLflow answers again; all figures up to here are there"
-            self._view.say(f"MLflow: {error}; the training continues and keeps its figures" if error else again)
+            wait = f"MLflow: {error}; the training continues and keeps its figures"
+            self._view.say(wait if error else "MLflow answers again; all figures up to here are there")
 
     def _report(self, alerts: Sequence[Alert]) -> None:
         announce(alerts, self.shipper, self._tracked)
@@ -140,8 +140,8 @@ def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> 
     for alert in alerts:
         shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
         if not alert.reported:
-            what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
-            emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text}, tracked)
+            what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action, "value": alert.value}
+            emit(EVENT_NAMES[alert.rule.kind], {**what, "text": alert.text}, tracked)
 
 
 def announce_alone(alert: Alert, run_dir: RunDir) -> None:

@@ -104,11 +104,10 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *,
         from grpo_core.run.figures import save_figures  # loads matplotlib
 
         figures = save_figures(records, run_dir.report, {alert.step for alert in monitor_alerts(run_dir)})
-    again = [] if figures else [f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them."]
     sections = {
         "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
         "Reference syncs": table(list(syncs.columns), rounded.astype(str).to_numpy().tolist()),
-        "Figures": again,
+        "Figures": [] if figures else [f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them."],
     }
     return RunReport(
         run_path=run_dir.path,

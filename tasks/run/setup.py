@@ -173,15 +173,14 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
-        folders = recorded_folders(run, origin.import_from)
-        changed = Origin(preset=origin.preset, changes=changes_between(base, config), import_from=folders)
-        run_dir.create(config, changed, "reproduction")
+        folders, made = recorded_folders(run, origin.import_from), changes_between(base, config)
+        run_dir.create(config, Origin(preset=origin.preset, changes=made, import_from=folders), "reproduction")
         if not any(key.startswith(FROZEN_BY) for key in overrides):
             copy_prompts(original, run_dir)
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
-    codes = [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    for line in (*changes, *codes, f"the run repeats {repeatability(base).what}"):
+    changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
+    for line in (*changes, f"the run repeats {repeatability(base).what}"):
         say(line)
     return run_dir.path
 
@@ -234,8 +233,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     check_root(run_path, "run_dir")
     with new_run(run_path, EVALUATION, "evaluation") as run_dir:
-        is_there = is_mlflow_run(policy)
-        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_there else find_subject(policy)
+        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_mlflow_run(policy) else find_subject(policy)
         with hide_contents(config or ""):
             base, resolved = configure_evaluation(subject, config, overrides)
         prompts = choose_prompts(subject, config, overrides, base, resolved)

@@ -6,7 +6,6 @@ sessions instead of beginning them twice. The folders of the runs must be on a d
 
 import logging
 import time
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -78,8 +77,8 @@ class DeploymentLauncher:
         gone = [job for run_id, job in self._jobs.items() if run_id not in {str(run.id) for run in runs} and not job.is_held]
         ended = [end for run in runs if (end := self._end(run)) is not None]
         ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
-        keys = {end.job.key for end in ended}
-        self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key not in keys}
+        over = [end.job for end in ended]
+        self._jobs = {run_id: job for run_id, job in self._jobs.items() if job not in over}
         return ended
 
     def interrupt(self) -> None:
@@ -105,16 +104,11 @@ class DeploymentLauncher:
         )
 
     def _run(self, job: Job, key: str) -> FlowRun:
-        parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
-        name = self._deployment
-        if job.was_begun:
-            name = f"{self._deployment.rpartition('/')[0]}/resume"
-        else:
-            parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
+        begun = {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
         try:
             run = run_deployment(
-                name,
-                parameters=parameters,
+                f"{self._deployment.rpartition('/')[0]}/resume" if job.was_begun else self._deployment,
+                parameters={"run_dir": str(job.run_dir.path.resolve()), **({} if job.was_begun else begun)},
                 timeout=0,
                 tags=[f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"],
                 idempotency_key=key,

@@ -113,7 +113,7 @@ class LocalLauncher:
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since the last poll."""
         ended = [child for child in self._children if child.process.poll() is not None]
-        self._children = [child for child in self._children if child not in ended]
+        self._children = [child for child in self._children if child.process.returncode is None]
         return [self._ended(child) for child in ended]
 
     def _ended(self, child: _Child) -> Ended:
@@ -123,12 +123,10 @@ class LocalLauncher:
             failure = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
         elif code not in (0, STOPPED_EARLY):
             output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
-            lines = [line for line in output.splitlines() if line.strip()]
-            errors = [line for line in lines if line.startswith("error: ")] or [*lines[-1:], f"exit code {code}"][:1]
-            failure = errors[-1].removeprefix("error: ")
-        is_lost = code < 0
+            lines = [f"exit code {code}", *(line for line in output.splitlines() if line.strip())]
+            failure = [*lines[-1:], *(line for line in lines if line.startswith("error: "))][-1].removeprefix("error: ")
+        is_lost = code < 0 or (failure is not None and child.server is not None and not child.server.is_running)
         if child.server is not None:
-            is_lost = is_lost or (failure is not None and not child.server.is_running)
             self._servers.give_back(child.server, is_sound=failure is None)
         return Ended(job=child.job, failure=failure, crashed=is_lost)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -38,10 +38,6 @@ from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign
 from tasks.tracking.sweep import log_results, read_parent
 from tasks.tracking.training import collect_problems
-
-if TYPE_CHECKING:
-    from grpo_core.sweep.report.files import SweepReport
-    from grpo_core.sweep.results import Results
 
 INTERRUPTED = (
     "interrupted: the runs under way finish their step and checkpoint before the sweep ends; a second Ctrl-C or SIGTERM kills "
@@ -110,8 +106,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
     # Without the address each run would track beside its own folder, inside the sweep's.
-    uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
-    tracking = {"tracking.parent": tracked.run_id, **uri}
+    tracking = {"tracking.parent": tracked.run_id, **({} if tracked.has_pages else {"tracking.uri": tracked.uri})}
     percent = progress_artifact("sweep-progress", for_markdown(stored.name))
     with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
         try:
@@ -135,8 +130,8 @@ def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
         yield DeploymentLauncher(stored.id, runs.deployment)
         return
     # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
-    checked = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri))}
-    variables = {**checked, FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
+    folders = os.pathsep.join(stored.import_from)
+    variables = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri)), FOLDERS_VARIABLE: folders}
     server_logs = stored.dir.vllm if any(map(starts_server, stored.plan.configs)) else None
     with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs)) as launcher:
         yield launcher
@@ -174,15 +169,15 @@ class SweepSummary:
 @task(name="report-sweep", cache_policy=NO_CACHE)
 def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
     """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
-    results, report, problems = _report(stored, tracked)
+    page, answer, statuses, problems = _report(stored, tracked)
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
+        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", page), answer)
         create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
     return SweepSummary(
         sweep_path=stored.dir.path,
-        page=report.page,
-        answer=report.answer,
-        statuses=results.statuses(),
+        page=page,
+        answer=answer,
+        statuses=statuses,
         tracked=tracked,
         problems=problems,
     )
@@ -195,12 +190,12 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
         SweepError: the folder holds no sweep.
     """
     stored = SweepDir(sweep_path).read()
-    _, report, problems = _report(stored, read_parent(stored.dir))
-    return report.page, report.answer, problems
+    page, answer, _, problems = _report(stored, read_parent(stored.dir))
+    return page, answer, problems
 
 
-def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
-    """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
+def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple[Path, tuple[str, ...], dict[str, int], tuple[str, ...]]:
+    """Write the report and upload it where the sweep is tracked; return page, answer, statuses, and what could not be done."""
     from grpo_core.compare.files import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
@@ -211,4 +206,4 @@ def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results",
     if tracked is not None:
         with collect_problems(problems, "the report is not in MLflow", f"; {again}"):
             log_results(tracked, stored, results, report.answer)
-    return results, report, tuple(problems)
+    return report.page, report.answer, results.statuses(), tuple(problems)

@@ -203,8 +203,8 @@ def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str
         tags=tags,
         description=for_markdown(exported.card.title),
     )
-    link = json.dumps([{"name": name, "version": int(version.version)}])
-    client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: link})
+    versions = [{"name": name, "version": int(version.version)}]
+    client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: json.dumps(versions)})
     return version
 
 
@@ -261,6 +261,5 @@ def _tags(exported: Exported) -> dict[str, str]:
     plan, card = exported.plan, exported.card
     about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype}
     figures = {one.key: one.policy for one in card.evaluations} | {f"base/{one.key}": one.base for one in card.evaluations}
-    known = {key: str(value) for key, value in figures.items() if value is not None}
-    drift = {one.key: str(one) for one in card.drift}
-    return {**about, DIGEST_TAG: sha256_of(exported.folder / MANIFEST_FILE), **card.digests, **known, **drift}
+    known = {key: str(value) for key, value in figures.items() if value is not None} | {one.key: str(one) for one in card.drift}
+    return {**about, DIGEST_TAG: sha256_of(exported.folder / MANIFEST_FILE), **card.digests, **known}

@@ -66,12 +66,8 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
     Its description says what differs from the preset, how to see more, and how to stop it.
     """
     config, origin = run_dir.read_config(), run_dir.read_origin()
-    table = [
-        " | ".join(
-            ["", for_code(key, in_table=True), *("null" if one is None else for_markdown(str(one)) for one in values), ""]
-        )
-        for key, values in origin.changes.items()
-    ]
+    shown = ((key, *("null" if one is None else for_markdown(str(one)) for one in was)) for key, was in origin.changes.items())
+    table = [f"| {for_code(key, in_table=True)} | {before} | {now} |" for key, before, now in shown]
     note = [
         f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
         "",

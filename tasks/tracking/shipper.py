@@ -7,7 +7,7 @@ replay with other figures is an alert of the training. The table of reference sy
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.comparison import Identity, identity
@@ -15,9 +15,6 @@ from grpo_core.run.journal import Record, supersede
 from grpo_core.run.rules import Alert
 from grpo_core.text import redact_uri
 from tasks.tracking.store import TrackedRun, make_client
-
-if TYPE_CHECKING:
-    import pandas
 
 SYNC_TABLE = "ref_syncs"
 PAUSE_SECONDS = 10.0
@@ -33,8 +30,8 @@ END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
 
 
-def log_whole_table(client: Any, run_id: str, name: str, table: "pandas.DataFrame") -> None:
-    """Log a table to an MLflow run under `tables/`, in the place of an earlier one of that name."""
+def log_whole_table(client: Any, run_id: str, name: str, table: Any) -> None:
+    """Log a data frame to an MLflow run under `tables/`, in the place of an earlier one of that name."""
     path = f"tables/{name}.json"
     if path in {file.path for file in client.list_artifacts(run_id, "tables")}:
         # log_table would append to it; this replaces it, in the same format

@@ -197,8 +197,8 @@ def _import_mlflow() -> None:
     for scheme in LOCAL_SCHEMES:
         _artifact_repository_registry.register(scheme, _local_artifacts)
     for scheme in REMOTE_SCHEMES:
-        kind = _artifact_repository_registry._registry[scheme]
-        _artifact_repository_registry.register(scheme, _remote_artifacts(kind))
+        repository = _remote_artifacts(_artifact_repository_registry._registry[scheme])
+        _artifact_repository_registry.register(scheme, repository)
 
 
 class OwnServerLogin:
@@ -259,8 +259,12 @@ def _remote_artifacts(kind: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _may_pass(error: BaseException) -> bool:
-    codes = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "BAD_REQUEST")  # no answer, a lock, a row that another run added
-    return isinstance(error, OSError) or getattr(error, "error_code", None) in codes
+    # no answer, a lock, a row that another run added
+    return isinstance(error, OSError) or getattr(error, "error_code", None) in (
+        "INTERNAL_ERROR",
+        "TEMPORARILY_UNAVAILABLE",
+        "BAD_REQUEST",
+    )
 
 
 patiently = retry(

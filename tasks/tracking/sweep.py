@@ -2,10 +2,9 @@
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,14 +13,12 @@ from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.results import Results
 from grpo_core.text import for_code, for_markdown, visible
 from tasks.process.prefect_outage import was_interrupted
 from tasks.tracking.opening import SavedView, open_run
 from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
 from tasks.tracking.training import OPENING_REMEDY, Status
-
-if TYPE_CHECKING:
-    from grpo_core.sweep.results import Results
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +82,7 @@ def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
     return own_tracked(sweep_dir) if sweep_dir.tracking_file.exists() else None
 
 
-def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
+def log_results(tracked: TrackedRun, stored: StoredSweep, results: Results, answer: tuple[str, ...]) -> None:
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
     log_folder(client, tracked.run_id, stored.dir.results, "results")
@@ -104,13 +101,10 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", an
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     """Log the results of one run of the sweep to it, as metrics for the compare page."""
-    from mlflow.entities import Metric
-
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    figures = {f"sweep/{key}": float(row[key]) for key, measure in MEASURES.items() if measure.in_mlflow}
-    fresh = {key: value for key, value in figures.items() if not math.isnan(value) and present.get(key) != value}
-    now, step = round(time.time() * 1000), int(row["steps"])
-    client.log_batch(row["mlflow_run_id"], metrics=[Metric(key, value, now, step) for key, value in fresh.items()])
+    for key in (key for key, measure in MEASURES.items() if measure.in_mlflow):
+        if not math.isnan(value := float(row[key])) and present.get(f"sweep/{key}") != value:
+            client.log_metric(row["mlflow_run_id"], f"sweep/{key}", value, step=int(row["steps"]))
 
 
 @contextmanager
