@@ -119,7 +119,7 @@ def open_run(
     """
     from mlflow.entities import Param
 
-    run = known and _find_run(known)
+    run = _find_run(known) if known else None
     uri = known.uri if known and run else uri
     client, page = make_client(uri), flow_run_page()
     place, place_tag = str(flow_dir.path.resolve()), flow_dir.what.replace(" ", "_")
