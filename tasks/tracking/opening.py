@@ -120,7 +120,7 @@ def open_run(
     from mlflow.entities import Param
 
     run = _find_run(known) if known else None
-    uri = known.uri if known and run else uri
+    uri, name = (known.uri, known.name) if known and run else (uri, name)
     client, page = make_client(uri), flow_run_page()
     place, place_tag = str(flow_dir.path.resolve()), flow_dir.what.replace(" ", "_")
     experiment_id = run.info.experiment_id if run else _find_experiment(client, uri, experiment, flow_dir.path)
