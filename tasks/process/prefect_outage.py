@@ -52,20 +52,20 @@ def cancel_watch() -> Iterator[Callable[[], None]]:
             raise RunCancelledError("cancelled; noticed by asking the API, Prefect had not delivered it")
 
     if run_id := deployed_flow_run():
-        threading.Thread(target=_ask, args=(UUID(run_id), cancelled, done), name="cancel-watch", daemon=True).start()
+        threading.Thread(target=_ask, args=(run_id, cancelled, done), name="cancel-watch", daemon=True).start()
     try:
         yield pause
     finally:
         done.set()
 
 
-def _ask(run_id: UUID, cancelled: threading.Event, done: threading.Event) -> None:
+def _ask(run_id: str, cancelled: threading.Event, done: threading.Event) -> None:
     since: float | None = None
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         while not done.wait(ASK_SECONDS):
             is_cancelled = False
             with contextlib.suppress(Exception):  # the API is away
-                is_cancelled = client.read_flow_run(run_id).state_type in CANCELLED
+                is_cancelled = client.read_flow_run(UUID(run_id)).state_type in CANCELLED
             since = (since or time.monotonic()) if is_cancelled else None
             if since is not None and time.monotonic() - since > GRACE_SECONDS:
                 cancelled.set()
