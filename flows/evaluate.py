@@ -13,11 +13,10 @@ from flows.naming import show_run
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.evaluation.plan import EvaluationPlan
-from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data
+from tasks.process.child import evaluate_policy
 from tasks.run.inputs import prepare_model
-from tasks.run.processes import evaluate_policy
 from tasks.run.reporting import RunSummary, report_evaluation
-from tasks.run.setup import hold_run
+from tasks.run.setup import hold_run, open_evaluation, prepare_evaluation_data
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples", **NAME_KEY}

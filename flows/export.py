@@ -11,7 +11,7 @@ from prefect import flow
 from flows.form import Name, PositiveInt, form
 from flows.signals import ends_when_asked
 from grpo_core.export.choice import ExportWish
-from tasks.run.exporting import ExportSummary, export_run, show_export
+from tasks.tracking.exporting import ExportSummary, export_run, show_export
 
 
 @form

@@ -10,8 +10,8 @@ from grpo_core.config import run_name
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.text import redact_uri, visible
-from tasks.away import prefect_may_be_away
 from tasks.process.context import worker_tags
+from tasks.process.prefect_outage import prefect_may_be_away
 
 
 def show_run(run_path: Path, *, is_new: bool) -> None:

@@ -11,7 +11,7 @@ from flows.form import NAME_KEY, NO_OVERRIDES, Name, Overrides, form
 from flows.train import run_training
 from grpo_core.config import merge_knobs
 from tasks.run.reporting import RunSummary
-from tasks.run.reproduction import open_reproduction, say_changes
+from tasks.run.setup import open_reproduction
 
 
 @form
@@ -30,6 +30,4 @@ def grpo_reproduce(
         run_dir: Folder of the repetition; left out, a new one under `runs/`.
     """
     values = merge_knobs({"name": name}, overrides, NAME_KEY)
-    run_path = open_reproduction(run, values, Path(run_dir) if run_dir else None)
-    say_changes(run_path)
-    return run_training(run_path, is_new=True)
+    return run_training(open_reproduction(run, values, Path(run_dir) if run_dir else None), is_new=True)

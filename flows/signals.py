@@ -95,7 +95,7 @@ def ends_when_asked(work: Callable[P, T]) -> Callable[P, T]:
     """Return a flow's work such that it ends as signals to the command ask, and in Cancelled if its flow run is cancelled."""
     from prefect.states import Cancelled  # here: the command imports this file, and Prefect takes seconds
 
-    from tasks.process.cancellation import RunCancelledError
+    from tasks.process.prefect_outage import RunCancelledError
 
     @wraps(work)
     def ended(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,11 +16,9 @@ from flows.naming import show_run
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.config.loading import KNOBS
-from tasks.run.disk import check_disk
-from tasks.run.inputs import prepare_data, prepare_model
-from tasks.run.memory import say_memory, say_slow_dtype
+from tasks.process.child import evaluate_policy, release_monitor, run_training_process
+from tasks.run.inputs import check_machine, prepare_data, prepare_model
 from tasks.run.monitoring import monitor
-from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
 from tasks.run.reporting import RunSummary, report_run
 from tasks.run.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
@@ -91,11 +89,9 @@ def run_training(run_path: Path, *, is_new: bool = False) -> RunSummary:
         show_run(run_path, is_new=is_new)
         tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):
-            say_slow_dtype(run_path)
             data = prepare_data(run_path)
             model = prepare_model(run_path, data)
-            check_disk(run_path, tracked, model)
-            say_memory(run_path, model)
+            check_machine(run_path, tracked, model)
             track_inputs(run_path, tracked)
             evaluate_policy(run_path, "base")
             watching = monitor.submit(run_path, tracked)

@@ -1,11 +1,11 @@
-"""The login of the tracking server: MLflow's own variables carry it, it goes to one address, and no run keeps any of it.
+"""The tracking server's address and login: MLflow's own variables carry them, and no run keeps any of the login.
 
-That address is the one in MLFLOW_TRACKING_URI, unless its owner pairs the login with another one. `tasks/tracking/guards.py`
-keeps the login out of every request to elsewhere.
+It goes to one address: the one in MLFLOW_TRACKING_URI, unless its owner pairs the login with another one.
+`tasks/tracking/store.py` keeps it out of every request to elsewhere.
 """
 
 import os
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from grpo_core.errors import ConfigError, TrackingError
 from grpo_core.machine.disk import sqlite_file
@@ -22,7 +22,7 @@ OWNER_VARIABLE = "GRPO_TRACKING_CREDENTIALS_OF"
 ALLOWED_VARIABLE = "GRPO_ALLOWED_TRACKING"
 """Addresses, separated by commas, that deployments may track at beside the one in MLFLOW_TRACKING_URI; set with the worker."""
 GUARD = "grpo-own-server"
-"""What `tasks/tracking/guards.py` is called in MLFLOW_TRACKING_AUTH."""
+"""What `OwnServerLogin` of `tasks/tracking/store.py` is called in MLFLOW_TRACKING_AUTH."""
 UNGUARDED = (AUTH_VARIABLE, "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
 UNGUARDED_OF_DATABASES = ("PGPASSWORD",)
 """Logins that cannot be kept out of a single request: with one of them another server is not spoken to at all."""
@@ -94,15 +94,11 @@ def move_credentials() -> None:
         return
     server = urlsplit(uri).netloc
     user, _, password = server.rpartition("@")[0].partition(":")
-    if "@" in uri.partition(server)[2]:  # what looked like the server's name ends inside the password
+    # What looks like the server's name may end inside the password.
+    if "@" in uri.partition(server)[2] or (user and not password):
         raise ConfigError(
-            f"{VARIABLE} {kept_uri(uri)}: holds a password in which / ? or # is not percent-encoded; write %2F %3F %23 and %40 "
-            f"for / ? # and @, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
-        )
-    if user and not password:
-        raise ConfigError(
-            f"{VARIABLE} {kept_uri(uri)}: holds a user or a token without a password; take it out and set {USER_VARIABLE} and "
-            f"{PASSWORD_VARIABLE}, or MLFLOW_TRACKING_TOKEN"
+            f"{VARIABLE} {kept_uri(uri)}: its user and password cannot be told apart; write %2F %3F %23 and %40 for / ? # and "
+            f"@, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}; a token alone goes into MLFLOW_TRACKING_TOKEN"
         )
     os.environ[VARIABLE] = kept_uri(uri)
     if user:
@@ -125,8 +121,7 @@ def usable_uri(kept: str) -> str:
     """
     if (to := origin(kept)) is not None and not gets_login(kept):
         names = UNGUARDED if to[0] in PORTS else UNGUARDED_OF_DATABASES
-        held = [name for name in names if os.environ.get(name) not in (None, "", "false", GUARD)]
-        if held:
+        if held := [name for name in names if os.environ.get(name) not in (None, "", "false", GUARD)]:
             raise TrackingError(
                 f"{kept}: is not the server that the login in {' and '.join(held)} is for, which is the one in {VARIABLE}; "
                 f"export {VARIABLE} with this address, or unset {' and '.join(held)}"
@@ -140,3 +135,29 @@ def usable_uri(kept: str) -> str:
             f"{VARIABLE} with the whole address"
         )
     return uri
+
+
+def ui_address(uri: str) -> str | None:
+    """Return the address of MLflow's pages; None for a store, which has none until `mlflow ui` shows it.
+
+    >>> ui_address("https://host/mlflow/"), ui_address("http://me:secret@host:5000"), ui_address("sqlite:////tmp/mlflow.db")
+    ('https://host/mlflow', 'http://host:5000', None)
+    """
+    if not uri.lower().startswith(("http://", "https://")):
+        return None
+    parts = urlsplit(kept_uri(uri))
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+def mlflow_page(base: str, of: str = "", **shown: str) -> str:
+    """Return the address of a page of MLflow, which opens an experiment as one of "GenAI" unless the address names its kind.
+
+    Args:
+        base: of MLflow's pages.
+        of: whose page, such as `/1/runs/abc` for a run of the experiment 1; empty = the list of experiments.
+        shown: what the page shows.
+
+    >>> mlflow_page("http://host", "/1/runs", compareRunsMode="CHART")
+    'http://host/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART'
+    """
+    return f"{base}/#/experiments{of}?{urlencode({'workflowType': 'machine_learning', **shown})}"

@@ -44,7 +44,7 @@ def export(
     with messages_to_stderr(as_json):
         with gc_paused():
             from grpo_core.export.choice import ExportWish
-            from tasks.run.exporting import export_run
+            from tasks.tracking.exporting import export_run
 
         form: Literal["adapter", "merged"] | None = "adapter" if adapter else "merged" if merged else None
         summary = export_run.fn(run, ExportWish(step=step, best=best, form=form, dtype=dtype), to, register)

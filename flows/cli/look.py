@@ -115,7 +115,7 @@ def _show_stack(folder: Path, as_json: bool) -> None:
     from flows.stack.prefect_api import count_flow_runs
     from flows.stack.services import conditions
     from flows.stack.state import prefect_client, read_stack
-    from tasks.links import mlflow_home_page
+    from tasks.credentials import mlflow_page
 
     stack = read_stack(folder)
     if stack is None:
@@ -128,7 +128,7 @@ def _show_stack(folder: Path, as_json: bool) -> None:
     counts = None
     with contextlib.suppress(httpx.HTTPError), prefect_client(stack) as client:
         counts = count_flow_runs(client)
-    pages = {"prefect": stack.prefect_address, "mlflow": mlflow_home_page(stack.mlflow_address)}
+    pages = {"prefect": stack.prefect_address, "mlflow": mlflow_page(stack.mlflow_address)}
     if as_json:
         services = [
             {"name": name, "condition": condition, "pid": pid, "address": pages.get(name)}

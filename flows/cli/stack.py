@@ -30,7 +30,7 @@ def up(
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, workers."""
     from flows.stack.control import start_stack
-    from tasks.rails import module_names
+    from tasks.deployment_limits import module_names
 
     chosen = {
         "prefect_port": prefect_port,

@@ -60,7 +60,7 @@ def check_services() -> None:
 
 def prepare_mlflow() -> None:
     """Make the bucket of the artifacts, and the user as whom workers log in."""
-    from tasks.tracking.schema import ensure_user, users_database
+    from tasks.tracking.databases import ensure_user, users_database
 
     _make_bucket()
     ensure_user(users_database(), WORKER, os.environ["MLFLOW_WORKER_PASSWORD"])
@@ -79,7 +79,7 @@ def _make_bucket() -> None:
 
 def upgrade_mlflow() -> None:
     """Bring MLflow's two databases to the version that is installed; the server must not run meanwhile."""
-    from tasks.tracking.schema import upgrade_schema, users_database
+    from tasks.tracking.databases import upgrade_schema, users_database
 
     upgrade_schema(os.environ["MLFLOW_BACKEND_STORE_URI"], users_database())
 

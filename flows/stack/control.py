@@ -25,7 +25,7 @@ from flows.stack.servers import remove_client_settings, write_client_settings
 from flows.stack.services import MLFLOW, PREFECT, conditions, services, stack_environment, start_service, worker_name, workers
 from flows.stack.state import Stack, claim_folder, prefect_client, read_stack
 from grpo_core.errors import StackError
-from tasks.links import mlflow_home_page
+from tasks.credentials import mlflow_page
 from tasks.process.context import FLOW_RUN_VARIABLE
 
 USUAL_PORTS = {"prefect_port": 4200, "mlflow_port": 5000}
@@ -125,7 +125,7 @@ def _start(stack: Stack, report: Report) -> None:
         set_up(client, stack.slots, stack_environment(stack))
         report("         work pool and deployments are registered")
         _await_ready(stack, MLFLOW)
-        report(f"MLflow   {mlflow_home_page(stack.mlflow_address)}")
+        report(f"MLflow   {mlflow_page(stack.mlflow_address)}")
         # Beside a live worker, which may be about to start the process of a run, it is not known that a run has lost its own.
         if alive.keys().isdisjoint(workers(stack)) and (lost := _crash_lost_runs(stack, client)):
             report(f"         {lost} run(s) of before had lost their process and are Crashed now")

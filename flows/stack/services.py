@@ -12,8 +12,8 @@ from flows.stack.processes import MARK, SERVICE, listens, service_processes, sta
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client
 from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE
 from tasks.credentials import address_variables
+from tasks.deployment_limits import ALLOWED_VARIABLE
 from tasks.process.context import WORKER_VARIABLE
-from tasks.rails import ALLOWED_VARIABLE
 
 PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
 
@@ -71,7 +71,7 @@ def start_service(stack: Stack, service: str) -> None:
 
 
 def _mlflow_command(stack: Stack) -> list[str]:
-    from tasks.tracking.local_store import ensure_store
+    from tasks.tracking.databases import ensure_store
 
     database = stack.folder / "mlflow" / "mlflow.db"
     ensure_store(database, artifacts="mlflow-artifacts:/")  # the server would leave half of one if it were killed

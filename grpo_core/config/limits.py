@@ -30,8 +30,8 @@ from grpo_core.metrics import find_metric
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_VARIABLE = "GRPO_VLLM_URL"
-"""The one server that deployments may name in `rollout.vllm.url` (`tasks/rails.py`), and the only one that may be a container
-beside the trainer's: whoever sets it knows that both mount the memory through which weights are handed over."""
+"""The one server that deployments may name in `rollout.vllm.url` (`tasks/deployment_limits.py`), and the only one that may be
+a container beside the trainer's: whoever sets it knows that both mount the memory through which weights are handed over."""
 
 
 def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:

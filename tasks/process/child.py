@@ -1,8 +1,10 @@
-"""Start, watch and stop the processes that hold the GPU; in a run, the only sender of signals to them.
+"""Tasks: evaluate a policy, and train, each in a process that holds the GPU; in a run, the only sender of signals to it.
 
 A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
 of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
 Its output goes to a file, which outlives both, and from there, line by line, to the flow run's log.
+The training process of the native engine also evaluates the policy that it ends with, which it has in memory; the task of that
+evaluation finds it made, and makes it where it is not.
 """
 
 import contextlib
@@ -12,17 +14,75 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from prefect import get_run_logger
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 
-from grpo_core.run.child import STOP_SECONDS, ChildLog, finish_child, run_watched
-from tasks.process.cancellation import CancelWatch
+from grpo_core.errors import TrainingError
+from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
+from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
+from grpo_core.run.folder import RunDir
+from grpo_core.run.rules import RunRules
+from grpo_core.training import EVALUATE, TRAINING
 from tasks.process.context import deployed_flow_run
+from tasks.process.prefect_outage import cancel_watch
+from tasks.run.inputs import cached_digest
+from tasks.run.monitoring import announce_alone
 from tasks.run.progress import say
 
 INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
+
+
+@task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)
+def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
+    """Evaluate the initial policy (saved after `step`) or the newest checkpoint's on the held-out prompts.
+
+    As `evaluate_if_needed`, in a process of its own.
+    """
+    run_dir = RunDir(run_path)
+
+    def evaluate(arguments: Sequence[str], log_file: Path) -> None:
+        rules, python = RunRules(run_dir), run_dir.read_config().training.python
+
+        def silent(seconds: float) -> None:  # it has no monitor
+            for alert in rules.check_silence(seconds, policy):
+                announce_alone(alert, run_dir)
+
+        run_child(MODULE, arguments, log_file, python, silent=silent)
+
+    with cancel_watch() as pause:
+        evaluate_if_needed(run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=pause, report=say)
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def run_training_process(run_path: Path) -> None:
+    """Run the training process to its end, from the newest checkpoint if there is one; a finished training stays as it is.
+
+    One that is killed while it evaluates its last policy has trained to its end.
+
+    Raises:
+        TrainingError: it failed; the message says why.
+    """
+    from grpo_core.run.summary import run_status
+
+    run_dir = RunDir(run_path)
+    if run_status(run_dir).state == "finished":
+        return
+    training = run_dir.read_config().training
+    try:
+        run_child(TRAINING, [str(run_path), EVALUATE], run_dir.log_file("train"), training.python, run_dir.process_file)
+    except TrainingError as error:
+        if not was_cut_short(run_dir):
+            raise
+        say(f"evaluation of final: {error}; it is made again")
+
+
+def release_monitor(run_path: Path) -> None:
+    """Let the monitor end although the training never began (its task failed or was cancelled before it started a process)."""
+    ensure_ended(RunDir(run_path).process_file)
 
 
 def run_child(
@@ -36,49 +96,36 @@ def run_child(
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
-    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/ending.py`).
-
-    Args:
-        module: what to run.
-        arguments: its arguments.
-        log_file: where its output goes.
-        python: its interpreter; None = this one.
-        state_file: where its process id and, at the end, its exit code are written.
-        silent: of an evaluation, which has no monitor: as `run_watched`.
+    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/signals.py`).
+    The arguments are those of `run_watched`.
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
         RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
     """
-    output = _Output(log_file)
+    log, logger = ChildLog(log_file), _logger()
+
+    def forward(last: bool = False) -> None:
+        for line in log.read(last=last):
+            logger.info("%s: %s", log_file.stem, line)
 
     def look() -> None:
-        cancellation.pause()
-        output.forward()
+        pause()
+        forward()
 
-    with CancelWatch() as cancellation:
+    with cancel_watch() as pause:
         try:
             what = (module, arguments, log_file)
             run_watched(*what, look=look, stop=_stop, report=say, silent=silent, python=python, state_file=state_file)
         finally:
-            output.forward(last=True)
+            forward(last=True)
 
 
-class _Output:
-    """What a child writes, handed on to the flow run's log."""
-
-    def __init__(self, log_file: Path) -> None:
-        """Start after what earlier processes have written."""
-        self._log = ChildLog(log_file)
-        try:
-            self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
-        except MissingContextError:  # called outside a flow run
-            self._logger = logging.getLogger(__name__)
-
-    def forward(self, last: bool = False) -> None:
-        """Hand on the lines that are complete; the last time, also one that is not."""
-        for line in self._log.read(last=last):
-            self._logger.info("%s: %s", self._log.file.stem, line)
+def _logger() -> "logging.Logger | logging.LoggerAdapter[Any]":
+    try:
+        return get_run_logger()
+    except MissingContextError:  # called outside a flow run
+        return logging.getLogger(__name__)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -87,12 +134,12 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:
     it leaves the child to its end.
     """
-    if deployed_flow_run() is not None:
+    if deployed_flow_run() is None:
+        finish_child(child, _tell)
+    else:
         child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
-        return
-    finish_child(child, _tell)
 
 
 def _tell() -> None:

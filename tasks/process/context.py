@@ -2,6 +2,8 @@
 
 import os
 
+from grpo_core.text import kept_uri
+
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 PART_VARIABLE = "GRPO_PART_OF_DEPLOYMENT"
 """Set for the runs that a deployed sweep starts as processes: they are no flow runs of a deployment themselves."""
@@ -30,3 +32,11 @@ def worker_tags() -> set[str]:
     """Return the tag that names the worker of this flow run (`worker:grpo-local`); none where no worker took it."""
     name = os.environ.get(WORKER_VARIABLE)
     return {f"worker:{name}"} if name else set()
+
+
+def flow_run_page() -> str:
+    """Return the address of this flow run's page; empty where there is none, or its server ends with this command."""
+    from prefect.runtime import flow_run
+    from prefect.utilities.urls import url_for
+
+    return "" if not flow_run.id or prefect_is_embedded() else kept_uri(url_for("flow-run", obj_id=flow_run.id) or "")

@@ -1,4 +1,4 @@
-"""Tasks: the inputs of a run: its prompts, frozen, its initial policy, and the note of what the run is made with.
+"""Tasks: the inputs of a run: prompts, frozen, its initial policy, the note of what it is made with; what it asks of a machine.
 
 What is costly is kept and used again, by any later run, as long as its inputs are the same. Prefect keeps each result in a
 file, which it takes for missing if it is damaged, and writes in place: between its look and its reading another process may
@@ -18,13 +18,19 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from grpo_core.config import RunConfig
 from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
 from grpo_core.data.prompts import PromptSplit
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.sources.find import is_made, resolve_model, weights_digest, weights_identity
+from grpo_core.policy.sources.find import is_made, model_here, resolve_model, weights_digest, weights_identity
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.child import import_as_at_start
+from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
+from grpo_core.run.preflight import slow_dtype_warnings
 from grpo_core.run.provenance import find_model, note_inputs
+from grpo_core.run.sizes import announce_disk, announce_memory, checkpoint_bytes, disk_need, kept_weights, require_disk
+from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
+from tasks.tracking.store import TrackedRun, tracking_uri
 
 PATIENCE_SECONDS = 1800.0
 """For another run that prepares the same: after that, both do."""
@@ -42,8 +48,8 @@ def prepared_once(identity: str | None) -> AbstractContextManager[None]:
     """Keep other runs from a cached task with the same identity while inside, if the folder of the results can be written."""
     if identity is None:
         return nullcontext()
-    lock = Path(PREFECT_LOCAL_STORAGE_PATH.value()) / f".{identity}.lock"
-    return one_at_a_time(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)
+    folder = Path(PREFECT_LOCAL_STORAGE_PATH.value())
+    return one_at_a_time(folder / f".{identity}.lock", "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)
 
 
 @task(name="prepare-data", cache_policy=NO_CACHE)
@@ -103,3 +109,45 @@ def cached_digest(folder: Path) -> str:
 def digest_weights(folder: Path, identity: str) -> str:  # noqa: ARG001  (the cache key)
     """Return the SHA-256 of the weights in a folder; gigabytes are read once, not once a run."""
     return weights_digest(folder)
+
+
+def check_machine(run_path: Path, tracked: TrackedRun, model: Path) -> None:
+    """Print what a run needs and has of disk and memory, and refuse one that will not fit; warn of a slow dtype.
+
+    Args:
+        run_path: its folder; what an earlier session wrote there counts.
+        tracked: its MLflow run.
+        model: folder of its initial policy.
+
+    Raises:
+        JournalError: it will not fit; the message names what needs less.
+    """
+    run_dir = RunDir(run_path)
+    for warning in slow_dtype_warnings(run_dir.read_config()):
+        say(f"warning: {warning}")
+    announce_disk(run_dir, model, say, tracked_here=sqlite_file(tracked.uri) is not None)
+    announce_memory(run_dir, model, say)
+
+
+def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
+    """Print what the runs of a sweep need together, and refuse one that will not fit; say so where a model is not here yet.
+
+    Args:
+        sweep_path: its folder; None = a new one in `runs/`.
+        plan: the sweep.
+
+    Raises:
+        JournalError: it will not fit.
+    """
+    folder = sweep_path or RUNS_FOLDER
+    needs, writing = [], 0  # one run writes a checkpoint beside those that it keeps
+    for config in plan.configs:
+        weights = kept_weights(config, model) if (model := model_here(config.model.source)) else None
+        if weights is None:
+            say(f"disk: not known before the model {config.model.source} is here; each run prints and checks what it needs")
+            return
+        needs.append(disk_need(config, weights, tracked_here=sqlite_file(tracking_uri(config, folder)) is not None))
+        writing = max(writing, checkpoint_bytes(config, weights))
+    runs = plan.num_runs
+    need = runs * (max(needs) - writing) + min(plan.sweep.runs.concurrency, runs) * writing
+    say(f"disk: {require_disk(f'the sweep ({runs} runs)', need, folder)} ({runs} runs)")

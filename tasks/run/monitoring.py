@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prefect import task
@@ -13,12 +13,12 @@ from prefect.events import emit_event
 from grpo_core.errors import TrackingError
 from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
+from grpo_core.run.journal import JournalTail, is_alert, supersede
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
-from tasks.away import ProgressArtifact, prefect_may_be_away
-from tasks.run.progress import PlainLines, progress_view, say
+from tasks.process.prefect_outage import prefect_may_be_away, progress_artifact
+from tasks.run.progress import ProgressView, progress_view, say
 from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.store import read_tracked
 from tasks.tracking.training import stop_requested, system_metrics
@@ -28,112 +28,6 @@ PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
-
-
-@task(name="monitor", cache_policy=NO_CACHE)
-def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
-    """Follow the training until its process has ended and every record is handed on; return the alerts."""
-    run_dir = RunDir(run_path)
-    with system_metrics(tracked), progress_view(run_dir.read_config()) as view:
-        watch = _Watch(run_dir, tracked)
-        watch.catch_up(view)
-        while True:
-            # Asked before reading: what a process wrote before it ended is then read in the same round.
-            ended = process_has_ended(run_dir.process_file)
-            for record in watch.read():
-                view.show(record)
-            for text in watch.notices():
-                view.say(text)
-            if ended:
-                break
-            time.sleep(POLL_SECONDS)
-        watch.shipper.ship_all()
-    return tuple(watch.judge.alerts)
-
-
-class _Watch:
-    """One reader of the journal and those that it feeds."""
-
-    def __init__(self, run_dir: RunDir, tracked: TrackedRun) -> None:
-        self.judge = RunRules(run_dir)
-        self._run_dir = run_dir
-        self._tracked = tracked
-        self._tail = JournalTail(run_dir.journal_file)
-        self.shipper = Shipper(tracked)
-        self._training = run_dir.read_config().training
-        self._last_record = self._last_progress = self._last_asked = time.monotonic()
-        self._mlflow_is_away = False
-        self._to_say: list[str] = []
-        """Alerts that the terminal has not shown."""
-        self._has_ended = False
-        """Whether the training came to its end: from then on its process only evaluates."""
-        self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
-
-    def catch_up(self, view: PlainLines) -> None:
-        """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
-        records = list(self._tail.read())
-        for record in records:
-            self.shipper.add(record)
-        self._report(self.judge.catch_up(records))
-        finished = [record for record in supersede(records) if record.kind == "step"]
-        if finished:
-            view.resume(finished[-1])
-        for record in [] if finished else records:
-            view.show(record)
-
-    def read(self) -> list[Record]:
-        records = list(self._tail.read())
-        for record in records:
-            self._last_record = time.monotonic()
-            self._has_ended = self._has_ended or record.kind == "end"
-            self.shipper.add(record)
-            self._report(self.judge.check(record))
-            if record.kind == "ref_sync":
-                emit("grpo.ref.synced", dict(record.data), self._tracked)
-            elif is_alert(record):
-                emit("grpo.run.alert", {"step": record.step, "text": record.data.get("text")}, self._tracked)
-        self.shipper.ship()
-        self._show_progress(records)
-        return records
-
-    def notices(self) -> Iterator[str]:
-        """Yield what else to show: alerts about a silent training, an end that MLflow asks for, MLflow gone or back."""
-        if not process_has_started(self._run_dir.process_file):
-            self._last_record = time.monotonic()  # it waits for a slot
-        self._report(self.judge.check_silence(time.monotonic() - self._last_record))
-        yield from self._to_say
-        self._to_say.clear()
-        is_due = not self._has_ended and time.monotonic() - self._last_asked >= ASK_SECONDS
-        if is_due and not self._run_dir.stop_file.exists():
-            self._last_asked = time.monotonic()
-            if reason := stop_requested(self._tracked):
-                self._run_dir.request_stop(reason)
-                yield reason
-        is_away = bool(self.shipper.last_error)
-        if is_away != self._mlflow_is_away:
-            self._mlflow_is_away = is_away
-            yield self._whereabouts()
-
-    def _whereabouts(self) -> str:
-        error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
-        if not error:
-            return "MLflow answers again; all figures up to here are there"
-        if self.shipper.is_deleted:
-            return f"{error}; the figures from here on are in the run's folder alone"
-        return f"MLflow does not answer; the training continues and its figures wait ({error})"
-
-    def _report(self, alerts: Sequence[Alert]) -> None:
-        announce(alerts, self.shipper, self._tracked)
-        self._to_say += [alert.text for alert in alerts if not alert.reported]
-
-    def _show_progress(self, records: list[Record]) -> None:
-        steps = [record for record in records if record.kind == "step"]
-        if not steps:
-            return
-        share = share_done(self._training, steps[-1])
-        if share == 1.0 or time.monotonic() - self._last_progress > PROGRESS_SECONDS:
-            self._last_progress = time.monotonic()
-            self._progress.show(100.0 * share)
 
 
 ALONE_SECONDS = 5.0
@@ -152,14 +46,103 @@ EVENT_NAMES = {
 }
 
 
+@task(name="monitor", cache_policy=NO_CACHE)
+def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
+    """Follow the training until its process has ended and every record is handed on; return the alerts."""
+    run_dir = RunDir(run_path)
+    with system_metrics(tracked), progress_view(run_dir.read_config()) as view:
+        watch = _Watch(run_dir, tracked, view)
+        watch.catch_up()
+        while True:
+            # Asked before reading: what a process wrote before it ended is then read in the same round.
+            ended = process_has_ended(run_dir.process_file)
+            watch.read()
+            watch.look()
+            if ended:
+                break
+            time.sleep(POLL_SECONDS)
+        watch.shipper.ship_all()
+    return tuple(watch.judge.alerts)
+
+
+class _Watch:
+    """One reader of the journal and those that it feeds."""
+
+    def __init__(self, run_dir: RunDir, tracked: TrackedRun, view: ProgressView) -> None:
+        self.judge, self.shipper = RunRules(run_dir), Shipper(tracked)
+        self._run_dir, self._tracked, self._view = run_dir, tracked, view
+        self._tail = JournalTail(run_dir.journal_file)
+        self._training = run_dir.read_config().training
+        self._last_record = self._last_progress = self._last_asked = time.monotonic()
+        self._mlflow_is_away = False
+        self._has_ended = False
+        """Whether the training came to its end: from then on its process only evaluates."""
+        self._show_percent = progress_artifact("training-progress", for_code(str(run_dir.path)))
+
+    def catch_up(self) -> None:
+        """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
+        records = list(self._tail.read())
+        for record in records:
+            self.shipper.add(record)
+        if finished := [record for record in supersede(records) if record.kind == "step"]:
+            self._view.resume(finished[-1])
+        else:
+            for record in records:
+                self._view.show(record)
+        self._report(self.judge.catch_up(records))
+
+    def read(self) -> None:
+        """Hand on what is new in the journal."""
+        for record in self._tail.read():
+            self._last_record = time.monotonic()
+            self._has_ended = self._has_ended or record.kind == "end"
+            self.shipper.add(record)
+            self._view.show(record)
+            self._report(self.judge.check(record))
+            if record.kind == "ref_sync":
+                emit("grpo.ref.synced", dict(record.data), self._tracked)
+            elif is_alert(record):
+                emit("grpo.run.alert", {"step": record.step, "text": record.data.get("text")}, self._tracked)
+            elif record.kind == "step":
+                share = share_done(self._training, record)
+                if share == 1.0 or time.monotonic() - self._last_progress > PROGRESS_SECONDS:
+                    self._last_progress = time.monotonic()
+                    self._show_percent(100.0 * share)
+        self.shipper.ship()
+
+    def look(self) -> None:
+        """Notice a silent training, an end that MLflow asks for, MLflow gone or back."""
+        if not process_has_started(self._run_dir.process_file):
+            self._last_record = time.monotonic()  # it waits for a slot
+        self._report(self.judge.check_silence(time.monotonic() - self._last_record))
+        is_due = not self._has_ended and time.monotonic() - self._last_asked >= ASK_SECONDS
+        if is_due and not self._run_dir.stop_file.exists():
+            self._last_asked = time.monotonic()
+            if reason := stop_requested(self._tracked):
+                self._run_dir.request_stop(reason)
+                self._view.say(reason)
+        error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
+        if bool(error) != self._mlflow_is_away:
+            self._mlflow_is_away = bool(error)
+            wait = f"MLflow: {error}; the training continues and keeps its figures"
+            self._view.say(wait if error else "MLflow answers again; all figures up to here are there")
+
+    def _report(self, alerts: Sequence[Alert]) -> None:
+        announce(alerts, self.shipper, self._tracked)
+        for alert in alerts:
+            if not alert.reported:
+                self._view.say(alert.text)
+
+
 def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> None:
     """Hand alerts to a shipper, and emit the events of those that nobody has reported before."""
     for alert in alerts:
-        # Also one that an earlier monitor has reported: its tag may not have arrived.
-        shipper.add_alert(alert.rule.name, alert.text)
+        shipper.add_alert(
+            alert.rule.name, alert.text
+        )  # also one that an earlier monitor has reported: its tag may not have arrived
         if not alert.reported:
-            what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
-            emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text}, tracked)
+            what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action, "value": alert.value}
+            emit(EVENT_NAMES[alert.rule.kind], {**what, "text": alert.text}, tracked)
 
 
 def announce_alone(alert: Alert, run_dir: RunDir) -> None:
@@ -167,18 +150,15 @@ def announce_alone(alert: Alert, run_dir: RunDir) -> None:
     say(alert.text)
     with contextlib.suppress(TrackingError):  # a run without one
         tracked = read_tracked(run_dir)
-        shipper = Shipper(tracked)
-        announce([alert], shipper, tracked)
+        announce([alert], shipper := Shipper(tracked), tracked)
         shipper.ship_all(ALONE_SECONDS)
 
 
 def emit(event: str, payload: dict[str, object], tracked: TrackedRun) -> None:
     """Emit an event about a run."""
     resource = {"prefect.resource.id": f"grpo.run.{tracked.run_id}", "prefect.resource.name": tracked.name}
+    plain = {  # events are JSON
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in payload.items()
+    }
     with prefect_may_be_away():
-        emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
-
-
-def _plain(value: object) -> object:
-    """Events are JSON: a NaN or an infinity becomes text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        emit_event(event, resource=resource, payload=plain)

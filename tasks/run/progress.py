@@ -36,88 +36,66 @@ COLUMNS = (
 
 def say(text: str) -> None:
     """Write one line to standard output, or in a worker to the flow run's log; nothing in it acts on a terminal."""
-    text = one_line(text)
     if deployed_flow_run() is not None:
-        get_run_logger().info(text)
+        get_run_logger().info(visible(redact_uri(text)))
     else:
         with ignore_broken_pipe():
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(visible(redact_uri(text)) + "\n")
             sys.stdout.flush()
 
 
-def one_line(text: str) -> str:
-    """Return a text of a run as one line to show: without passwords, and with escapes for what would act."""
-    return visible(redact_uri(text))
+class ProgressView:
+    """Shows records as they come: as lines, or the steps as a table that is redrawn, below the lines of other records."""
 
-
-class PlainLines:
-    """Shows records as they come: one line a record."""
-
-    def __init__(self, settings: TrainingConfig) -> None:
-        """Expect the steps of a configuration."""
-        self.pace = Pace(settings)
+    def __init__(self, settings: TrainingConfig, console: Console | None = None) -> None:
+        """Expect the steps of a configuration; with a console, `draw` is what is redrawn there."""
+        self._pace, self._console = Pace(settings), console
+        self._rows: deque[Record] = deque(maxlen=ROWS)
 
     def show(self, record: Record) -> None:
-        """Write one line for a record that a person follows."""
-        text = describe(record, self.pace)
-        if text:
+        """Show a record that a person follows."""
+        if record.kind == "step":
+            self._add(record)
+        if (self._console is None or record.kind != "step") and (text := describe(record, self._pace)):
             self.say(text)
 
     def resume(self, record: Record) -> None:
         """Take note of the last step that was finished before."""
-        self.pace.count(record)
-        self.say(f"resuming: the journal reaches step {record.step} of {self.pace.steps}")
+        self._add(record)
+        if self._console is None:
+            self.say(f"resuming: the journal reaches step {record.step} of {self._pace.steps}")
 
-    def say(self, text: str) -> None:
-        """Write one line, which need not be a record, such as an alert."""
-        say(text)
-
-
-class LiveTable(PlainLines):
-    """The last steps as a table that is redrawn, with a bar and the time left; other records stay above it."""
-
-    def __init__(self, settings: TrainingConfig) -> None:
-        """Prepare the table."""
-        super().__init__(settings)
-        self._rows: deque[Record] = deque(maxlen=ROWS)
-        self._console = Console()
-        self.live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
-
-    def show(self, record: Record) -> None:
-        """Add a row for a step, a line above the table for anything else."""
-        if record.kind == "step":
-            self.resume(record)
-        else:
-            super().show(record)
-
-    def resume(self, record: Record) -> None:
-        """Add a row: the last step that was finished before begins the table."""
-        self.pace.count(record)
+    def _add(self, record: Record) -> None:
+        self._pace.count(record)
         self._rows.append(record)
 
     def say(self, text: str) -> None:
-        """Put a line above the table."""
-        self._console.print(one_line(text), highlight=False, markup=False, emoji=False)
+        """Write one line, which need not be a record, such as an alert."""
+        if self._console is None:
+            say(text)
+        else:
+            self._console.print(visible(redact_uri(text)), highlight=False, markup=False, emoji=False)
 
-    def _draw(self) -> Group:
+    def draw(self) -> Group:
+        """Return the table, with a bar and the time left."""
         table = Table("step", *(heading for heading, _, _ in COLUMNS), expand=False)
         for record in self._rows:
             cells = (format(record.metrics.get(key, 0.0), form) for _, key, form in COLUMNS)
-            table.add_row(f"{record.step}/{self.pace.steps}", *cells)
+            table.add_row(f"{record.step}/{self._pace.steps}", *cells)
         footer = Table.grid(padding=(0, 1))
-        footer.add_row(ProgressBar(total=1.0, completed=self.pace.share, width=40), self.pace.text())
+        footer.add_row(ProgressBar(total=1.0, completed=self._pace.share, width=40), self._pace.text())
         return Group(table, footer)
 
 
 @contextmanager
-def progress_view(config: RunConfig) -> Iterator[PlainLines]:
+def progress_view(config: RunConfig) -> Iterator[ProgressView]:
     """Yield the view for where this process runs: a live table on a terminal, lines elsewhere."""
     if deployed_flow_run() is not None or not sys.stdout.isatty():
-        yield PlainLines(config.training)
+        yield ProgressView(config.training)
         return
-    table = LiveTable(config.training)
-    with table.live:
-        yield table
+    view = ProgressView(config.training, console := Console())
+    with Live(console=console, refresh_per_second=4, get_renderable=view.draw):
+        yield view
 
 
 class Pace:
@@ -151,36 +129,32 @@ class Pace:
 
 def describe(record: Record, pace: Pace) -> str | None:
     """Return one line about a record, None for records that nobody follows."""
-    if is_alert(record):
-        return str(record.data.get("text"))
-    if record.kind != "step":
-        about = _about(record)
-        return about and f"step {record.step}: {about}"
-    pace.count(record)
-    get = record.metrics.get
-    return (
-        f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/drift', 0):.4f} "
-        f"(init {get('kl/init/drift', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
-        f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  {pace.text()}"
-    )
-
-
-def _about(record: Record) -> str | None:
-    data = record.data
-    match record.kind:
-        case "ref_sync":
+    data, get = record.data, record.metrics.get
+    match "alert" if is_alert(record) else record.kind:
+        case "alert":
+            return str(data.get("text"))
+        case "step":
             return (
+                f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/drift', 0):.4f} "
+                f"(init {get('kl/init/drift', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
+                f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  "
+                f"{pace.text()}"
+            )
+        case "ref_sync":
+            about = (
                 f"reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> {data['kl_after']:.4f}, "
                 f"distance {data['param_distance']:.4f}"
             )
         case "eval":
             accuracy = next(value for key, value in record.metrics.items() if key.endswith("/greedy_accuracy"))
-            return f"held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
+            about = f"held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
         case "checkpoint":
-            return f"checkpoint {data['name']}"
+            about = f"checkpoint {data['name']}"
         case "end":
-            return f"{data['status']} ({data['reason']})" if data.get("reason") else str(data["status"])
-    return None
+            about = f"{data['status']} ({data['reason']})" if data.get("reason") else str(data["status"])
+        case _:
+            return None
+    return f"step {record.step}: {about}"
 
 
 def minutes(seconds: float) -> str:

@@ -17,9 +17,9 @@ from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.resuming import path_argument
-from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, run_status
+from grpo_core.run.summary import compare_evaluations, describe_result, run_status
 from grpo_core.text import for_code, for_link, for_markdown
-from tasks.away import prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
 from tasks.tracking.store import own_tracked
 from tasks.tracking.training import track_report
@@ -49,23 +49,17 @@ class RunSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunReport:
+class RunReport(RunSummary):
     """A report, ready to be written."""
 
-    title: str
-    status: RunStatus
-    facts: tuple[str, ...]
-    alerts: tuple[str, ...]
     head: str
     """All but the figures, in Markdown."""
     figures: Sequence[Path]
-    undrawn: str
-    """What stands in the place of figures that were not drawn."""
 
     def text(self, *, inline: bool = False) -> str:
         """Return it in Markdown; the figures as links, or inside it: Prefect keeps the text alone."""
         shown = [f"![{file.stem}]({_embedded(file) if inline else file.name})\n" for file in self.figures]
-        return "\n".join([self.head, "## Figures", "", *(shown or [self.undrawn]), ""])
+        return "\n".join([self.head, *shown, ""])
 
     def write(self, run_dir: RunDir) -> Path:
         """Write it into its run; return the file."""
@@ -74,27 +68,22 @@ class RunReport:
         return file
 
 
-def draw(run_dir: RunDir) -> list[Path]:
-    """Draw the figures of a run; return their files.
-
-    Raises:
-        JournalError: its journal is damaged.
-        ConfigError: its configuration was edited since it began.
-    """
-    from grpo_core.run.figures import save_figures  # loads matplotlib
-
-    alarms = {alert.step for alert in monitor_alerts(run_dir)}
-    return save_figures(check_run(run_dir).history, run_dir.report, alarms)
+def _embedded(figure: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
 
 
-def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), figures: Sequence[Path] = ()) -> RunReport:
+def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *, draw: bool = False) -> RunReport:
     """Return the report of a run.
 
     Args:
         run_dir: of the run.
         tracked: its MLflow run.
         alerts: of the monitor, also those that a full disk had no room for.
-        figures: that were drawn.
+        draw: whether the figures are drawn.
+
+    Raises:
+        JournalError: its journal is damaged.
+        ConfigError: its configuration was edited since it began.
     """
     from grpo_core.run.curves import OF_ADAPTERS, sync_table
 
@@ -108,19 +97,26 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
     syncs = sync_table(records)
     # Not errors of compression: they are small, and 0 means that nothing was left out.
     rounded = syncs.round({name: 4 for name in syncs.columns if name not in OF_ADAPTERS})
+    figures: list[Path] = []
+    if draw:
+        from grpo_core.run.figures import save_figures  # loads matplotlib
+
+        figures = save_figures(records, run_dir.report, {alert.step for alert in monitor_alerts(run_dir)})
     sections = {
         "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
         "Reference syncs": table(list(syncs.columns), rounded.astype(str).to_numpy().tolist()),
+        "Figures": [] if figures else [f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them."],
     }
-    title = f"GRPO run {tracked.name}"
     return RunReport(
-        title=title,
-        status=status,
-        facts=facts,
+        run_path=run_dir.path,
+        tracked=tracked,
+        status=status.state,
+        reason=status.reason,
         alerts=alerts,
-        head=markdown_report(title, whereabouts(tracked, "run dir", run_dir.path), facts, sections),
+        facts=facts,
+        is_identical=repeated.is_identical if repeated else None,
+        head=markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_dir.path), facts, sections),
         figures=figures,
-        undrawn=f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them.",
     )
 
 
@@ -131,20 +127,12 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     The figures of a sweep's run are not drawn: the sweep's report shows all runs, and `grpo report RUN_DIR` draws those of one.
     """
     run_dir = RunDir(run_path)
-    is_alone = run_dir.read_config().tracking.parent is None
-    report = compose(run_dir, tracked, alerts, draw(run_dir) if is_alone else ())
+    report = compose(run_dir, tracked, alerts, draw=run_dir.read_config().tracking.parent is None)
     report.write(run_dir)
     with prefect_may_be_away(REPORT_RETRIES):
-        create_markdown_artifact(report.text(inline=True), key="training-report", description=for_markdown(report.title))
-    return RunSummary(
-        run_path=run_path,
-        tracked=tracked,
-        status=report.status.state,
-        reason=report.status.reason,
-        alerts=report.alerts,
-        facts=report.facts,
-        is_identical=repeated.is_identical if (repeated := compare_with_original(run_dir)) else None,
-    )
+        title = f"GRPO run {for_markdown(tracked.name)}"
+        create_markdown_artifact(report.text(inline=True), key="training-report", description=title)
+    return report
 
 
 def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:
@@ -163,7 +151,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
     tracked = own_tracked(run_dir)
-    report = compose(run_dir, tracked, figures=draw(run_dir))
+    report = compose(run_dir, tracked, draw=True)
     # An unfinished run gets figures alone: its flow is complete once the report is there.
     page = report.write(run_dir) if (run_dir.report / REPORT_FILE).exists() else run_dir.report
     return page, report.facts, track_report(run_dir, tracked)
@@ -175,31 +163,24 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     import pandas
 
     run_dir = RunDir(plan.run_path)
-    estimates = read_estimates(run_dir, "base").items()
-    facts = (f"policy: {plan.policy}", *data_facts(plan), *(f"{key}: {estimate}" for key, estimate in estimates))
+    estimates = [f"{key}: {estimate}" for key, estimate in read_estimates(run_dir, "base").items()]
+    facts = (f"policy: {plan.policy}", *data_facts(plan), *estimates)
     completions = pandas.read_parquet(run_dir.eval / "base.parquet")
     columns = ["prompt", "completion", "answer", "score"]
     greedy = completions[completions["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
     ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
-    where = whereabouts(tracked, "run dir", plan.run_path)
-    markdown = markdown_report(tracked.name, where, facts, {"Greedy completions": table(columns, ends)})
+    sections = {"Greedy completions": table(columns, ends)}
+    markdown = markdown_report(tracked.name, whereabouts(tracked, "run dir", plan.run_path), facts, sections)
     write_whole(durable_folder(run_dir.report) / REPORT_FILE, markdown)
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(markdown, key="evaluation-report", description=for_markdown(tracked.name))
     return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)
 
 
-def _embedded(figure: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
-
-
-NO_SECTIONS: Mapping[str, Sequence[str]] = {}
-
-
-def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
     lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
-    for heading, content in sections.items():
+    for heading, content in (sections or {}).items():
         lines += ["", f"## {heading}", "", *content]
     return "\n".join([*lines, ""])
 

@@ -6,7 +6,6 @@ sessions instead of beginning them twice. The folders of the runs must be on a d
 
 import logging
 import time
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -20,7 +19,7 @@ from tenacity import before_sleep_log, retry, retry_if_exception_type, stop_afte
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.sweep.campaign import Ended, Job
-from tasks.away import prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +59,6 @@ class DeploymentLauncher:
         """
         keys = [f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}" for attempt in range(1, MOST_ATTEMPTS + 1)]
         known = _read(FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)))
-        if len(known) == MOST_ATTEMPTS:
-            raise SweepError(f"{job.name}: {MOST_ATTEMPTS} attempts have come to nothing")
         newest = max(known, key=lambda run: keys.index(str(run.idempotency_key)), default=None)
         state = newest.state if newest is not None else None
         if newest is None or (state is not None and state.is_final() and not state.is_completed() and not job.is_held):
@@ -80,8 +77,8 @@ class DeploymentLauncher:
         gone = [job for run_id, job in self._jobs.items() if run_id not in {str(run.id) for run in runs} and not job.is_held]
         ended = [end for run in runs if (end := self._end(run)) is not None]
         ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
-        keys = {end.job.key for end in ended}
-        self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key not in keys}
+        over = [end.job for end in ended]
+        self._jobs = {run_id: job for run_id, job in self._jobs.items() if job not in over}
         return ended
 
     def interrupt(self) -> None:
@@ -107,16 +104,11 @@ class DeploymentLauncher:
         )
 
     def _run(self, job: Job, key: str) -> FlowRun:
-        parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
-        name = self._deployment
-        if job.was_begun:
-            name = f"{self._deployment.rpartition('/')[0]}/resume"
-        else:
-            parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
+        begun = {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
         try:
             run = run_deployment(
-                name,
-                parameters=parameters,
+                f"{self._deployment.rpartition('/')[0]}/resume" if job.was_begun else self._deployment,
+                parameters={"run_dir": str(job.run_dir.path.resolve()), **({} if job.was_begun else begun)},
                 timeout=0,
                 tags=[f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"],
                 idempotency_key=key,

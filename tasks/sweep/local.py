@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
@@ -75,15 +75,17 @@ class LocalLauncher:
             time.sleep(POLL_SECONDS)
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
         server = self._lend_server(job, gpu)
-        lent = {} if server is None else server.lent()
+        variables = self._environment(self._lifeline[0]) | gpu | (server.lent() if server else {})
+        run_dir, changes = str(job.run_dir.path), (f"{key}={json.dumps(value)}" for key, value in job.overrides.items())
+        arguments = ["--resume", run_dir] if job.was_begun else [str(job.base), *changes, "--run-dir", run_dir]
         with append_private(job.log_file) as log:
             log_start = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", COMMAND, "train", *_arguments(job)],
+                [sys.executable, "-m", COMMAND, "train", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(self._lifeline[0]), **gpu, **lent},
+                env=variables,
                 pass_fds=(self._lifeline[0],),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
@@ -110,17 +112,22 @@ class LocalLauncher:
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since the last poll."""
         ended = [child for child in self._children if child.process.poll() is not None]
-        self._children = [child for child in self._children if child not in ended]
+        self._children = [child for child in self._children if child.process.returncode is None]
         return [self._ended(child) for child in ended]
 
     def _ended(self, child: _Child) -> Ended:
-        """Return how a run ended; one whose server was lost is worth another try."""
-        ended = _end(child)
-        if child.server is None:
-            return ended
-        is_lost = not child.server.is_running
-        self._servers.give_back(child.server, is_sound=ended.failure is None)
-        return replace(ended, crashed=ended.crashed or (is_lost and ended.failure is not None))
+        """Return how a run ended; one that was killed, or whose server was lost, is worth another try."""
+        code, failure = child.process.returncode, None
+        if code < 0:
+            failure = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
+        elif code not in (0, STOPPED_EARLY):
+            output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
+            lines = [f"exit code {code}", *(line for line in output.splitlines() if line.strip())]
+            failure = [*lines[-1:], *(line for line in lines if line.startswith("error: "))][-1].removeprefix("error: ")
+        is_lost = code < 0 or (failure is not None and child.server is not None and not child.server.is_running)
+        if child.server is not None:
+            self._servers.give_back(child.server, is_sound=failure is None)
+        return Ended(job=child.job, failure=failure, crashed=is_lost)
 
     def interrupt(self) -> None:
         """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless it is asked again.
@@ -142,38 +149,13 @@ class LocalLauncher:
 
     def _environment(self, lifeline: int) -> dict[str, str]:
         api = {"PREFECT_API_URL": str(address)} if (address := PREFECT_API_URL.value()) else {}
-        # A run of its own, not a part of the deployment whose worker started the sweep.
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
-        part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
         return {
-            **inherited,
+            # A run of its own, not a part of the deployment whose worker started the sweep, but within the same limits.
+            **{key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")},
+            **({PART_VARIABLE: "1"} if is_deployed() else {}),
             **api,
-            **part,
             **self._variables,
             LIFELINE_VARIABLE: str(lifeline),
             "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",
         }
-
-
-def _arguments(job: Job) -> list[str]:
-    if job.was_begun:
-        return ["--resume", str(job.run_dir.path)]
-    overrides = (f"{key}={json.dumps(value)}" for key, value in job.overrides.items())
-    return [str(job.base), *overrides, "--run-dir", str(job.run_dir.path)]
-
-
-def _end(child: _Child) -> Ended:
-    code = child.process.returncode
-    if code in (0, STOPPED_EARLY):
-        return Ended(job=child.job)
-    if code < 0:
-        return Ended(
-            job=child.job,
-            failure=f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}",
-            crashed=True,
-        )
-    output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
-    lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
-    return Ended(job=child.job, failure=errors[-1].removeprefix("error: ") if errors else f"exit code {code}")

@@ -4,18 +4,17 @@ import contextlib
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.derived import starts_server
-from grpo_core.errors import SweepError, cause
+from grpo_core.errors import SweepError
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.child import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.flow_folder import make_folder
@@ -25,24 +24,20 @@ from grpo_core.sweep.campaign import Campaign, Launcher
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
-from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.credentials import address_variables, usable_uri
-from tasks.folders import check_root, claim, folder_of_this_flow_run
-from tasks.process.cancellation import CancelWatch, was_interrupted
+from tasks.deployment_limits import check_root, load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
-from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
-from tasks.run.disk import check_sweep_disk
+from tasks.process.prefect_outage import cancel_watch, prefect_may_be_away, progress_artifact, was_interrupted
+from tasks.run.inputs import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
+from tasks.run.setup import claim, earlier_attempt
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign
 from tasks.tracking.sweep import log_results, read_parent
+from tasks.tracking.training import collect_problems
 
-if TYPE_CHECKING:
-    from grpo_core.sweep.statistics.runs import SweepRuns
-
-POLL_SECONDS = 0.2
 INTERRUPTED = (
     "interrupted: the runs under way finish their step and checkpoint before the sweep ends; a second Ctrl-C or SIGTERM kills "
     "them\n"
@@ -58,8 +53,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         SweepError: the folder already holds a sweep.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    check_root(sweep_path, "sweep_dir")
-    if (earlier := folder_of_this_flow_run(sweep_path)) is not None:
+    if (earlier := earlier_attempt(sweep_path, "sweep_dir")) is not None:
         return earlier
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
@@ -111,15 +105,13 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
     # Without the address each run would track beside its own folder, inside the sweep's.
-    uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
-    tracking = {"tracking.parent": tracked.run_id, **uri}
-    percent = ProgressArtifact("sweep-progress", for_markdown(stored.name)).show
-    with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored, tracked) as launcher:
+    tracking = {"tracking.parent": tracked.run_id, **({} if tracked.has_pages else {"tracking.uri": tracked.uri})}
+    percent = progress_artifact("sweep-progress", for_markdown(stored.name))
+    with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
         try:
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
             while campaign.proceed():
-                time.sleep(POLL_SECONDS)
-                cancellation.check()
+                pause()
         except BaseException as error:
             if was_interrupted(error) and deployed_flow_run() is None:
                 with contextlib.suppress(OSError):  # the terminal may be gone
@@ -137,8 +129,8 @@ def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
         yield DeploymentLauncher(stored.id, runs.deployment)
         return
     # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
-    checked = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri))}
-    variables = {**checked, FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
+    folders = os.pathsep.join(stored.import_from)
+    variables = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri)), FOLDERS_VARIABLE: folders}
     server_logs = stored.dir.vllm if any(map(starts_server, stored.plan.configs)) else None
     with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs)) as launcher:
         yield launcher
@@ -176,7 +168,7 @@ class SweepSummary:
 @task(name="report-sweep", cache_policy=NO_CACHE)
 def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
     """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
-    sweep, answer, problems = _report(stored, tracked)
+    statuses, answer, problems = _report(stored, tracked)
     with prefect_may_be_away(REPORT_RETRIES):
         markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", stored.dir.page), answer)
         create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
@@ -184,7 +176,7 @@ def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
         sweep_path=stored.dir.path,
         page=stored.dir.page,
         answer=answer,
-        statuses=sweep.statuses(),
+        statuses=statuses,
         tracked=tracked,
         problems=problems,
     )
@@ -201,8 +193,8 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
     return stored.dir.page, answer, problems
 
 
-def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["SweepRuns", tuple[str, ...], tuple[str, ...]]:
-    """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
+def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]:
+    """Write the report and upload it where the sweep is tracked; return statuses, answer, and what could not be done."""
     from grpo_core.compare.page import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
@@ -210,9 +202,7 @@ def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["SweepRuns
     comparison, fault = compare_sweep(stored)
     sweep, answer = make_report(stored, comparison)
     problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
-    try:
-        if tracked is not None:
+    if tracked is not None:
+        with collect_problems(problems, "the report is not in MLflow", f"; {again}"):
             log_results(tracked, stored, sweep, answer)
-    except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
-        problems.append(f"the report is not in MLflow ({cause(error)}); {again}")
-    return sweep, answer, tuple(problems)
+    return sweep.statuses(), answer, tuple(problems)

@@ -3,11 +3,10 @@
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_core.compare.runs import Source
 from grpo_core.errors import ModelError, TrackingError, raised_as
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.flow_folder import FlowDir
@@ -16,11 +15,13 @@ from grpo_core.sweep.folder import mlflow_run_id
 from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client
 
+if TYPE_CHECKING:
+    from grpo_core.compare.runs import Source
+
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "provenance.json", "data")
 RECORDS = (*SETTINGS, "journal.jsonl")
-UNREADABLE = "run {run_id}: cannot be read from MLflow at {uri} ({{cause}}); set MLFLOW_TRACKING_URI to its store"
 
 
 def is_mlflow_run(name: str) -> bool:
@@ -38,10 +39,12 @@ def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
         TrackingError: MLflow cannot be reached, or the run is not a training of this project.
         ModelError: the run's policy is neither in MLflow nor where its tag says.
     """
-    facts = _download(run_id, target, SETTINGS)
-    RunDir(target).close_private_files()
-    folder = _saved_policy(facts.tags)
-    if folder is None:
+    facts, run_dir = _download(run_id, target, SETTINGS), RunDir(target)
+    run_dir.close_private_files()
+    folder, is_here = Path(facts.tags.get("policy_path", "")), False
+    with contextlib.suppress(ModelError, OSError):  # its weights are gone, or not ours to read
+        is_here = "policy_path" in facts.tags and weights_digest(folder) == facts.tags.get("policy_digest")
+    if not is_here:
         _download(run_id, target, (POLICY,))
         folder = target / POLICY
     if not folder.is_dir():
@@ -49,7 +52,7 @@ def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
             f"policy {run_id}: the weights are not in MLflow (tracking.log_policy was off, or the run was interrupted) and not "
             f"unchanged in {facts.tags.get('policy_path', 'a folder that it names')}; give a checkpoint"
         )
-    return RunDir(target), folder, int(facts.metrics.get("progress/step", 0))
+    return run_dir, folder, int(facts.metrics.get("progress/step", 0))
 
 
 def fetch_records(run_id: str, target: Path) -> Any:
@@ -62,8 +65,7 @@ def fetch_records(run_id: str, target: Path) -> Any:
         TrackingError: MLflow cannot be reached, the run is not a training of this project, or it has not ended yet.
     """
     facts = _download(run_id, target, RECORDS)
-    missing = [name for name in RECORDS if not (target / name).exists()]
-    if missing:
+    if missing := [name for name in RECORDS if not (target / name).exists()]:
         raise TrackingError(f"run {run_id}: MLflow does not hold its {', '.join(missing)}; they come when a run ends")
     return facts
 
@@ -74,19 +76,16 @@ def find_folder(run_id: str) -> Path | None:
     Raises:
         TrackingError: MLflow cannot be reached, or does not hold the run.
     """
-    uri = environment_uri() or default_uri(Path("runs"))
-    with raised_as(TrackingError, UNREADABLE.format(run_id=run_id, uri=uri), Exception):
-        tags = make_client(uri, create=False).get_run(run_id).data.tags
+    with _reader(run_id) as client:
+        tags = client.get_run(run_id).data.tags
     place = Path(tags.get("run_dir") or tags.get("sweep_dir") or "")
     return place if mlflow_run_id(FlowDir(place)) == run_id else None
 
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
     """Download those of the named artifacts that there are; return what MLflow knows of the run beside its files."""
-    uri = environment_uri() or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
-    with raised_as(TrackingError, UNREADABLE.format(run_id=run_id, uri=uri), Exception):
-        client = make_client(uri, create=False)
+    with _reader(run_id) as client:
         run = client.get_run(run_id)
         present = {file.path for file in client.list_artifacts(run_id)}
         for name in present.intersection(names):
@@ -96,17 +95,16 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
     return run.data
 
 
-def _saved_policy(tags: Mapping[str, str]) -> Path | None:
-    """Return the folder where the run saved its policy, if it is on this machine and unchanged."""
-    folder = Path(tags.get("policy_path", ""))
-    try:
-        return folder if "policy_path" in tags and weights_digest(folder) == tags.get("policy_digest") else None
-    except (ModelError, OSError):  # its weights are gone, or not ours to read
-        return None
+@contextlib.contextmanager
+def _reader(run_id: str) -> Iterator[Any]:
+    uri = environment_uri() or default_uri(Path("runs"))
+    what = f"run {run_id}: cannot be read from MLflow at {uri} ({{cause}}); set MLFLOW_TRACKING_URI to its store"
+    with raised_as(TrackingError, what, Exception):
+        yield make_client(uri, create=False)
 
 
 @contextlib.contextmanager
-def located_runs(given: Sequence[str]) -> Iterator[tuple[Source, ...]]:
+def located_runs(given: Sequence[str]) -> Iterator[tuple["Source", ...]]:
     """Yield where each run lies; what is downloaded from MLflow is removed at the end.
 
     Args:
@@ -115,17 +113,12 @@ def located_runs(given: Sequence[str]) -> Iterator[tuple[Source, ...]]:
     Raises:
         TrackingError: MLflow cannot be reached, does not hold a run, or holds one that has not ended and lies elsewhere.
     """
+    from grpo_core.compare.runs import Source
+
     with tempfile.TemporaryDirectory(prefix="grpo-compare-") as downloads:
-        yield tuple(_locate(name, Path(downloads)) for name in given)
-
-
-def _locate(name: str, downloads: Path) -> Source:
-    if not is_mlflow_run(name):
-        return Source(given=name, path=Path(name))
-    folder = find_folder(name)
-    if folder is not None:
-        return Source(given=name, path=folder)
-    target = downloads / name
-    if not target.exists():  # given twice
-        fetch_records(name, target)
-    return Source(given=name, path=target, is_downloaded=True)
+        places = {name: find_folder(name) if is_mlflow_run(name) else Path(name) for name in given}
+        for name in [name for name, place in places.items() if place is None]:
+            fetch_records(name, Path(downloads, name))
+        yield tuple(
+            Source(given=name, path=places[name] or Path(downloads, name), is_downloaded=places[name] is None) for name in given
+        )

@@ -5,23 +5,14 @@ and after every error, is sent again. A step that is replayed after a resume is 
 replay with other figures is an alert of the training. The table of reference syncs follows each sync.
 """
 
-import logging
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_core.errors import cause
-from grpo_core.run.folder import PASSES_FIELD
 from grpo_core.run.journal import Record, is_alert, supersede
 from grpo_core.run.reproduction import Identity, identity
-from grpo_core.text import for_markdown, redact_uri
-from tasks.tracking.opening import NOTE
+from grpo_core.text import redact_uri
 from tasks.tracking.store import TrackedRun, make_client
-
-if TYPE_CHECKING:
-    import pandas
-
-logger = logging.getLogger(__name__)
 
 SYNC_TABLE = "ref_syncs"
 PAUSE_SECONDS = 10.0
@@ -29,12 +20,6 @@ PAUSE_SECONDS = 10.0
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
-ALERTS = "**Alerts**"
-"""Heads the alerts in the description of a run."""
-MAX_NOTE = 4000
-"""Characters of a description; stores have bounds of their own."""
-PASSES_TAG = "grpo.passes"
-"""How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 DELETED = "the MLflow run was deleted"
@@ -43,8 +28,8 @@ END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
 
 
-def log_whole_table(client: Any, run_id: str, name: str, table: "pandas.DataFrame") -> None:
-    """Log a table to an MLflow run under `tables/`, in the place of an earlier one of that name."""
+def log_whole_table(client: Any, run_id: str, name: str, table: Any) -> None:
+    """Log a data frame to an MLflow run under `tables/`, in the place of an earlier one of that name."""
     path = f"tables/{name}.json"
     if path in {file.path for file in client.list_artifacts(run_id, "tables")}:
         # log_table would append to it; this replaces it, in the same format
@@ -62,7 +47,6 @@ class Shipper:
         self._client = make_client(tracked.uri)
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
-        self._notes: list[str] = []
         self._syncs: list[Record] = []
         """Syncs, and the resumes that took some of them back."""
         self._has_new_sync = False
@@ -83,10 +67,6 @@ class Shipper:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
         if is_alert(record):
             self._tags[TRAINING_ALERT] = str(record.data.get("text"))
-            self._notes.append(self._tags[TRAINING_ALERT])
-        if record.kind == "resume" and PASSES_FIELD in record.data:
-            sizes = ", ".join(f"{name} {size}" for name, size in record.data[PASSES_FIELD].items())
-            self._tags[PASSES_TAG] = f"after step {record.step}: {sizes}"
         if record.kind in ("ref_sync", "resume", "start"):
             self._syncs.append(record)
             self._has_new_sync = self._has_new_sync or record.kind == "ref_sync"
@@ -95,9 +75,8 @@ class Shipper:
             self._waiting.append(record)
 
     def add_alert(self, rule: str, text: str) -> None:
-        """Take one alert of a rule: a tag and a line of the description, with the bound that was crossed, value and step."""
+        """Take one alert of a rule: a tag with the bound that was crossed, the value and the step."""
         self._tags[f"alert.{rule.replace(':', '.')}"] = text
-        self._notes.append(text)
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
@@ -109,7 +88,10 @@ class Shipper:
         try:
             self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training continues)
-            self.last_error = DELETED if self._finds_deleted() else redact_uri(f"{type(error).__name__}: {error}")
+            self.last_error = redact_uri(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):  # the server is away, too
+                if self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted":
+                    self.last_error = DELETED
             self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
@@ -123,17 +105,16 @@ class Shipper:
             time.sleep(0.2)
         return len(self._waiting)
 
-    def _finds_deleted(self) -> bool:
-        try:
-            return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
-        except Exception:  # noqa: BLE001  (the server is away, too)
-            return False
-
     def _send(self) -> None:
         from mlflow.entities import Metric, RunTag
 
+        from grpo_core.run.curves import sync_table
+
         fresh = [record for record in self._waiting if record.step > self._mark(record)]
-        for records in _batches(fresh):
+        # A record is never split, so a mark covers all its figures.
+        size = MAX_METRICS // max((len(record.metrics) for record in fresh), default=1)
+        for start in range(0, len(fresh), size):
+            records = fresh[start : start + size]
             self._client.log_batch(
                 self._tracked.run_id,
                 metrics=[
@@ -145,68 +126,26 @@ class Shipper:
             self._marks |= {_mark_key(record): record.step for record in records}
         self._waiting.clear()
         if self._tags:
-            note = add_to_note(self._client.get_run(self._tracked.run_id).data.tags.get(NOTE, ""), self._notes)
-            self._client.log_batch(
-                self._tracked.run_id, tags=[RunTag(key, text) for key, text in (*self._tags.items(), (NOTE, note))]
-            )
+            self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])
             self._tags.clear()
-            self._notes.clear()
         if self._table_is_due:
-            self._send_table()
+            self._next_table = time.monotonic() + PAUSE_SECONDS
+            log_whole_table(self._client, self._tracked.run_id, SYNC_TABLE, sync_table(supersede(self._syncs)))
+            self._has_new_sync = False
 
     @property
     def _table_is_due(self) -> bool:
         return self._has_new_sync and time.monotonic() >= self._next_table
 
-    def _send_table(self) -> None:
-        """Write the table of syncs; one that cannot be written does not hold up the figures, and is tried again."""
-        from grpo_core.run.curves import sync_table
-
-        self._next_table = time.monotonic() + PAUSE_SECONDS
-        try:
-            log_whole_table(self._client, self._tracked.run_id, SYNC_TABLE, sync_table(supersede(self._syncs)))
-            self._has_new_sync = False
-        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            logger.warning("the table of reference syncs is not in MLflow yet (%s)", cause(error))
-
     def _mark(self, record: Record) -> int:
         """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""
         key = _mark_key(record)
         if key not in self._marks:
-            history = self._client.get_metric_history(self._tracked.run_id, key)
-            self._marks[key] = max((metric.step for metric in history), default=-1)
+            points = self._client.get_metric_history(self._tracked.run_id, key)
+            self._marks[key] = max((point.step for point in points), default=-1)
         return self._marks[key]
-
-
-def add_to_note(note: str, alerts: Sequence[str]) -> str:
-    """Return the description of a run with a line for each alert that it does not hold, as far as there is room.
-
-    What a person has written there stays.
-
-    >>> add_to_note("Mine.", ["step 3: too far", "step 3: too far"]).splitlines()
-    ['Mine.', '', '**Alerts**', '', '- step 3: too far']
-    """
-    lines = [f"- {for_markdown(text)}" for text in dict.fromkeys(alerts)]
-    new = [line for line in lines if line not in note]
-    if new and ALERTS not in note:
-        note = f"{note}\n\n{ALERTS}\n".lstrip()
-    for line in new:
-        note = f"{note}\n{line}" if len(note) + len(line) < MAX_NOTE else note
-    return note
 
 
 def _mark_key(record: Record) -> str:
     """Return a key that every record of this kind (of evaluations: of this set) holds."""
     return "progress/step" if record.kind == "step" else f"eval/{record.data['set']}/greedy_accuracy"
-
-
-def _batches(records: list[Record]) -> Iterator[list[Record]]:
-    """Cut records into runs of at most MAX_METRICS figures; a record is never split, so a mark covers all its keys."""
-    batch: list[Record] = []
-    for record in records:
-        if batch and sum(len(other.metrics) for other in batch) + len(record.metrics) > MAX_METRICS:
-            yield batch
-            batch = []
-        batch.append(record)
-    if batch:
-        yield batch

@@ -2,11 +2,9 @@
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -15,16 +13,12 @@ from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
 from grpo_core.sweep.display import MEASURES
 from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.text import for_code, for_markdown, visible
-from tasks.links import prefect_run_page
-from tasks.process.cancellation import was_interrupted
-from tasks.tracking.opening import NOTE, create_run, find_run, link_back, link_mlflow, refuse_copy, take_over
+from tasks.process.prefect_outage import was_interrupted
+from tasks.tracking.opening import SavedView, open_run
 from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
 from tasks.tracking.training import OPENING_REMEDY, Status
-from tasks.tracking.view import SavedView, ensure_view
-
-if TYPE_CHECKING:
-    from grpo_core.sweep.statistics.runs import SweepRuns
 
 logger = logging.getLogger(__name__)
 
@@ -41,34 +35,42 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    config = stored.plan.configs[0]
+    plan, sweep = stored.plan, stored.plan.sweep
     known = read_parent(stored.dir)
-    uri = known.uri if known is not None else tracking_uri(config, stored.dir.path)
-    settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
-    what = f"tracking.uri {uri}: the sweep cannot be tracked ({{cause}}); {OPENING_REMEDY}"
-    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        client = make_client(uri)
-        run = find_run(client, known.run_id) if known is not None else None
-        if known is None or run is None:
-            params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
-            tracked = create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
-        else:
-            refuse_copy(run, stored.dir, "resume that one: a copied sweep gets no run of its own")
-            tracked = replace(known, view=ensure_view(client, known.experiment_id, _view(stored)))
-            take_over(client, stored.dir, tracked)
-    link_mlflow(tracked)
-    return tracked
-
-
-def _view(stored: StoredSweep) -> SavedView:
-    """Return the view of the sweep's runs alone, over each other; MLflow draws none that is folded below its parent."""
-    plan, mark = stored.plan, stored.id.rpartition("-")[2]
-    return SavedView(
+    uri = known.uri if known is not None else tracking_uri(plan.configs[0], stored.dir.path)
+    values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
+    rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
+    note = [
+        f"**{for_markdown(sweep.question or stored.name)}**",
+        "",
+        *("| key | values |", "|---|---|", *rows),
+        "",
+        f"{plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {f'{sweep.hold} held; ' if sweep.hold else ''}"
+        f"base {for_markdown(plan.preset)}. "
+        f"Its runs are nested below. {for_code(f'grpo report {stored.dir.path.resolve()}')}",
+    ]
+    settings = sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
+    mark = stored.id.rpartition("-")[2]
+    # Of the sweep's runs alone, over each other; MLflow draws none that is folded below its parent.
+    view = SavedView(
         id=f"grpo-{mark}",
         name=f"sweep {visible(stored.name)} {mark}",
         search=f"tags.{LABEL} LIKE '%-{mark}' AND tags.arm LIKE '%'",
-        params=tuple(dict.fromkeys((*plan.sweep.axes, KNOBS["seed"]))),
+        params=tuple(dict.fromkeys((*sweep.axes, KNOBS["seed"]))),
     )
+    what = f"tracking.uri {uri}: the sweep cannot be tracked ({{cause}}); {OPENING_REMEDY}"
+    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
+        return open_run(
+            stored.dir,
+            known,
+            uri,
+            plan.configs[0].tracking.experiment,
+            stored.name,
+            note=note,
+            tags={LABEL: stored.id, "preset": plan.preset},
+            params={f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()},
+            view=view,
+        )
 
 
 def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
@@ -80,37 +82,9 @@ def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
     return own_tracked(sweep_dir) if sweep_dir.tracking_file.exists() else None
 
 
-def _tags(stored: StoredSweep) -> dict[str, str]:
-    from prefect.runtime import flow_run
-
-    sweep, preset, path = stored.plan.sweep, stored.plan.preset, str(stored.dir.path.resolve())
-    page = prefect_run_page()
-    held = f"{sweep.hold} held; " if sweep.hold else ""
-    values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
-    rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
-    lines = [
-        f"**{for_markdown(sweep.question or stored.name)}**{link_back(page)}",
-        "",
-        *("| key | values |", "|---|---|", *rows),
-        "",
-        f"{stored.plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {held}base "
-        f"{for_markdown(preset)}. Its runs are nested below. {for_code(f'grpo report {path}')}",
-    ]
-    return {
-        NOTE: "\n".join(lines),
-        LABEL: stored.id,
-        "preset": preset,
-        "sweep_dir": path,
-        "prefect.flow_run_id": str(flow_run.id or ""),
-        "prefect.flow_run_url": page,
-        "mlflow.source.name": "grpo",
-    }
-
-
-def log_results(tracked: TrackedRun, stored: StoredSweep, results: "SweepRuns", answer: tuple[str, ...]) -> None:
+def log_results(tracked: TrackedRun, stored: StoredSweep, results: SweepRuns, answer: tuple[str, ...]) -> None:
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
-    refuse_copy(client.get_run(tracked.run_id), stored.dir, "report on that one")
     log_folder(client, tracked.run_id, stored.dir.results, "results")
     log_folder(client, tracked.run_id, stored.dir.report, "report")
     client.log_text(
@@ -127,19 +101,10 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "SweepRuns", 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     """Log the results of one run of the sweep to it, as metrics for the compare page."""
-    from mlflow.entities import Metric
-
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    figures = {f"sweep/{key}": float(row[key]) for key, measure in MEASURES.items() if measure.in_mlflow}
-    # A figure that is unknown now is written only over one that an earlier report knew, which would stay.
-    fresh = {
-        key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
-    }
-    now = round(time.time() * 1000)
-    client.log_batch(
-        row["mlflow_run_id"],
-        metrics=[Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value],
-    )
+    for key in (key for key, measure in MEASURES.items() if measure.in_mlflow):
+        if not math.isnan(value := float(row[key])) and present.get(f"sweep/{key}") != value:
+            client.log_metric(row["mlflow_run_id"], f"sweep/{key}", value, step=int(row["steps"]))
 
 
 @contextmanager

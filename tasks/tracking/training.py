@@ -1,7 +1,7 @@
 """The MLflow run of a training or an evaluation: opened before anything costly, fed by the monitor, ended whatever happens."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,8 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event, read_journal, read_records
 from grpo_core.run.resuming import path_argument
 from tasks.credentials import is_same_address, usable_uri
-from tasks.process.cancellation import was_interrupted
-from tasks.tracking.opening import STOP_TAG, link_mlflow, open_new, refuse_copy, reopen
+from tasks.process.prefect_outage import was_interrupted
+from tasks.tracking.opening import STOP_TAG, open_training
 from tasks.tracking.shipper import DELETED, END_SECONDS, SYNC_TABLE, Shipper, log_whole_table
 from tasks.tracking.store import (
     TrackedRun,
@@ -54,9 +54,7 @@ def open_tracking(run_path: Path) -> TrackedRun:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    tracked = find_or_open(run_dir, tracking_uri(run_dir.read_config(), run_path))
-    link_mlflow(tracked)
-    return tracked
+    return find_or_open(run_dir, tracking_uri(run_dir.read_config(), run_path))
 
 
 @retry(
@@ -75,10 +73,9 @@ def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     if known is not None and not is_same_address(known.uri, uri):
         known = own_tracked(run_dir)
-    address = uri if known is None else known.uri
-    what = f"tracking.uri {address}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
+    what = f"tracking.uri {known.uri if known else uri}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        return (known and reopen(run_dir, known)) or open_new(run_dir, uri)
+        return open_training(run_dir, known, uri)
 
 
 @task(name="track-inputs", cache_policy=NO_CACHE)
@@ -104,8 +101,9 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
         source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
-        data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
-        inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
+        named = {"name": f"{split}-prompts", "digest": provenance["data_digest"][:8]}
+        data = mlflow.data.from_pandas(frame, source=source, **named)._to_mlflow_entity()
+        inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", context)]))
     client.log_inputs(tracked.run_id, datasets=inputs)
 
 
@@ -115,20 +113,20 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
 
     A run that was interrupted has little time left: nothing is waited for and the policy is not copied.
     """
-    run_dir, finished = RunDir(run_path), status == "FINISHED"
-    problems = []
+    run_dir, is_finished = RunDir(run_path), status == "FINISHED"
+    problems: list[str] = []
     client, shipper = make_client(tracked.uri), Shipper(tracked)
-    records: list[Record] = []
     try:
-        records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
+        records: list[Record] = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
     except JournalError as error:  # nothing of a damaged journal is tracked
+        records = []
         problems.append(str(error))
     for record in records:
         shipper.add(record)
     for alert in monitor_alerts(run_dir):
         if alert.rule:
             shipper.add_alert(alert.rule, alert.text)
-    unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
+    unshipped = shipper.ship_all(END_SECONDS if is_finished else INTERRUPTED_SECONDS)
     if shipper.is_deleted:
         return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")
     if unshipped:
@@ -137,7 +135,9 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
             f"`grpo track {run_path}` ships them later"
         )
     with collect_problems(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
-        _log_results(client, run_dir, tracked, with_policy=finished)
+        _log_artifacts(client, run_dir, tracked)
+        if is_finished:
+            _log_policy(client, run_dir, tracked)
     with collect_problems(problems, f"the MLflow run could not be ended as {status}"):
         client.set_terminated(tracked.run_id, status)
     return tuple(problems)
@@ -162,13 +162,12 @@ def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        status: Status = "KILLED" if was_interrupted(error) else "FAILED"
-        if status == "FAILED" and not RunDir(run_path).has_started:
-            problems: list[str] = []
+        problems: list[str] = []
+        if was_interrupted(error) or RunDir(run_path).has_started:
+            problems += track_results.fn(run_path, tracked, "KILLED" if was_interrupted(error) else "FAILED")
+        else:
             with collect_problems(problems, "the MLflow run of a start that failed could not be deleted"):
                 make_client(tracked.uri).delete_run(tracked.run_id)
-        else:
-            problems = list(track_results.fn(run_path, tracked, status))
         for problem in problems:
             logger.warning(problem)
         raise
@@ -199,30 +198,23 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
         watcher.finish()
 
 
-def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy: bool) -> None:
+def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
+    """Log files and folders, and what MLflow shows as tables: syncs, the last step's completions, those of evaluations."""
+    from grpo_core.run.curves import read_table, sync_table
+
     for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
-        if folder.exists():
-            log_folder(client, tracked.run_id, folder, folder.name)
-    for name, table in _tables(run_dir).items():
-        log_whole_table(client, tracked.run_id, name, table)
-    if with_policy:
-        _log_policy(client, run_dir, tracked)
-
-
-def _tables(run_dir: RunDir) -> Mapping[str, Any]:
-    """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
-    from grpo_core.run.curves import read_table, sync_table
-
-    tables = {}
+        log_folder(client, tracked.run_id, folder, folder.name)
+    tables: dict[str, Any] = {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
     if run_dir.journal_file.exists():
         tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
-    files = {f"completions_eval_{file.stem}": file for file in sorted(run_dir.eval.glob("*.parquet"))}
-    for file in sorted(run_dir.completions.glob("*.parquet"))[-1:]:
-        files["completions_last_step"] = file
-    return tables | {name: table for name, file in files.items() if (table := read_table(file)) is not None}
+    if last := sorted(run_dir.completions.glob("*.parquet"))[-1:]:
+        tables["completions_last_step"] = read_table(last[0])
+    for name, table in tables.items():
+        if table is not None:  # damaged
+            log_whole_table(client, tracked.run_id, name, table)
 
 
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
@@ -230,21 +222,14 @@ def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     from grpo_core.policy.saved import find_best, list_checkpoints, read_state
     from grpo_core.policy.sources.find import weights_digest
 
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    if not checkpoints:
-        return
-    keeps_weights = run_dir.read_config().tracking.log_policy
-    present = {file.path for file in client.list_artifacts(tracked.run_id)}
-    for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", find_best(run_dir.checkpoints))):
-        if checkpoint is None:
-            continue
+    final, best = list_checkpoints(run_dir.checkpoints)[-1:], find_best(run_dir.checkpoints)
+    for name, checkpoint in (*(("policy", one) for one in final), *([("best_policy", best)] if best else [])):
         policy = checkpoint / "policy"
         client.set_tag(tracked.run_id, f"{name}_path", str(policy.resolve()))
         client.set_tag(tracked.run_id, f"{name}_digest", weights_digest(policy))
         client.set_tag(tracked.run_id, f"{name}_step", str(read_state(checkpoint).step))
-        # The best is not sent twice where it is the final one, unless another one is there from before.
-        must_upload = name == "policy" or checkpoint != checkpoints[-1] or name in present
-        if must_upload and keeps_weights:
+        # The best is not sent twice where it is the final one.
+        if run_dir.read_config().tracking.log_policy and (name == "policy" or [checkpoint] != final):
             log_folder(client, tracked.run_id, policy, name)
 
 
@@ -277,10 +262,8 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
 def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
     """Log the report of a run as it is now; return what could not be tracked."""
     problems: list[str] = []
-    again = f"; `grpo report {path_argument(run_dir.path)}` tries again"
-    with collect_problems(problems, "the report is not in MLflow", again):
-        client = make_client(tracked.uri, create=False)
-        own = f"`grpo track {path_argument(run_dir.path)}` gives this folder a run of its own"
-        refuse_copy(client.get_run(tracked.run_id), run_dir, own)
-        log_folder(client, tracked.run_id, run_dir.report, run_dir.report.name)
+    with collect_problems(
+        problems, "the report is not in MLflow", f"; `grpo report {path_argument(run_dir.path)}` tries again"
+    ):
+        log_folder(make_client(tracked.uri, create=False), tracked.run_id, run_dir.report, run_dir.report.name)
     return tuple(problems)

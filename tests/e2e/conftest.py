@@ -79,17 +79,6 @@ def finished_run(
 
 
 @pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    """Address of a PostgreSQL server of its own, `postgresql+psycopg://...`; skips where PostgreSQL is not installed."""
-    reason = why_no_postgres()
-    if reason is not None:
-        sys.stdout.write(f"skipped: {reason}\n")
-        pytest.skip(reason)
-    with private_postgres() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
 def study_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a database for studies: PostgreSQL, or SQLite where PostgreSQL is not installed."""
     if why_no_postgres() is not None:

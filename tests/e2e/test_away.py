@@ -20,7 +20,7 @@ FLOW = """
 import os, signal, sys, time
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
-from tasks.away import prefect_may_be_away
+from tasks.process.prefect_outage import prefect_may_be_away
 
 @task
 def show(server):

@@ -9,9 +9,9 @@ import pytest
 from prefect import flow, get_client
 from prefect.states import Cancelling, Running
 
-from tasks.process.cancellation import RunCancelledError
 from tasks.process.child import run_child
 from tasks.process.context import FLOW_RUN_VARIABLE
+from tasks.process.prefect_outage import RunCancelledError
 
 pytestmark = pytest.mark.proof
 
@@ -27,8 +27,8 @@ def flow_run_id(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> str:
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(some_flow, state=Running())
     monkeypatch.setenv(FLOW_RUN_VARIABLE, str(run.id))
-    monkeypatch.setattr("tasks.process.cancellation.ASK_SECONDS", 0.2)
-    monkeypatch.setattr("tasks.process.cancellation.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("tasks.process.prefect_outage.ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tasks.process.prefect_outage.GRACE_SECONDS", 0.5)
     return str(run.id)
 
 

@@ -1,7 +1,6 @@
 """The whole flow on the tiny model: what it prints, what lies in the RUN_DIR, what MLflow holds."""
 
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config import load_config
-from grpo_core.errors import ConfigError
 from grpo_core.run.journal import read_journal
 from tests.step_keys import required_step_keys
 
@@ -95,16 +92,6 @@ def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run
     assert {"tables/completions_eval_final.json", "tables/completions_last_step.json"} <= artifacts
 
 
-def test_no_tag_and_no_key_of_a_run_can_be_a_label(mlflow_run: tuple[Any, Any], tiny_yaml: Path) -> None:
-    taken = mlflow_run[1].data.tags | mlflow_run[1].data.params
-    assert {"run_dir", "git_commit", "policy_step", "loss.beta"} <= taken.keys()
-    for name in taken:
-        with pytest.raises(
-            ConfigError, match=rf"tracking\.labels: '{re.escape(name)}' is a tag of this project or MLflow, or a"
-        ):
-            load_config(str(tiny_yaml), {"tracking.labels": {name: "x"}})
-
-
 def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, prefect_api: str) -> None:
     from prefect.client.orchestration import get_client
 
@@ -174,17 +161,3 @@ def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_ya
     end = next(record for record in read_journal(run_dir / "journal.jsonl") if record.kind == "end")
     assert end.data["status"] == "stopped"
     assert (run_dir / "eval" / "final.json").exists()
-
-
-@pytest.mark.proof
-def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, run_dir: Path, tmp_path: Path) -> None:
-    options = ("training.engine=trl", "evaluation.every_steps=null", "evaluation.samples=0")
-    done = grpo("train", str(tiny_yaml), *options, "--run-dir", "runs/trl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    journals = [read_journal(path / "journal.jsonl") for path in (run_dir, tmp_path / "runs" / "trl")]
-    native, trl = ([record.metrics for record in journal if record.kind == "step"] for journal in journals)
-    assert [step.keys() for step in native] == [step.keys() for step in trl]
-    assert [step["reward/mean"] for step in native] == pytest.approx([step["reward/mean"] for step in trl], rel=1e-4)
-    assert [step["kl/ref/drift"] for step in native] == pytest.approx(
-        [step["kl/ref/drift"] for step in trl], rel=1e-3, abs=1e-6
-    )

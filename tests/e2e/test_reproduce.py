@@ -64,10 +64,3 @@ def test_prompts_that_were_changed_since_are_refused(grpo: Any, finished_run: An
     assert done.returncode == 2
     assert f"{file}: SHA-256 is" in done.stderr
     assert not list(tmp_path.glob("runs/*"))
-
-
-def test_what_is_no_run_is_refused(grpo: Any, tracked: dict[str, str], tmp_path: Path) -> None:
-    done = grpo("reproduce", "0" * 32, cwd=tmp_path, MLFLOW_TRACKING_URI=tracked["uri"])
-    assert done.returncode == 2
-    assert f"run {'0' * 32}: cannot be read from MLflow" in done.stderr
-    assert grpo("reproduce", str(tmp_path / "nothing"), cwd=tmp_path).returncode == 2

@@ -53,16 +53,6 @@ def test_every_figure_arrives_once_however_often_it_is_done(grpo: Any, untracked
     assert "journal.jsonl" in {file.path for file in client.list_artifacts(run_id)}
 
 
-def test_a_run_that_was_killed_is_killed_in_mlflow_too(grpo: Any, untracked: Path) -> None:
-    journal = untracked / "journal.jsonl"
-    (untracked / "eval" / "final.json").unlink()
-    before_its_end, _, _ = journal.read_text().partition('"kind":"end"')
-    journal.write_text(before_its_end[: before_its_end.rindex("\n") + 1])
-    assert grpo("track", str(untracked), cwd=untracked.parent).returncode == 0
-    client, run_id = tracked_run(untracked)
-    assert client.get_run(run_id).info.status == "KILLED"
-
-
 def test_a_run_under_way_or_never_tracked_is_refused(grpo: Any, untracked: Path) -> None:
     journal = Journal(untracked / "journal.jsonl")
     done = grpo("track", str(untracked), cwd=untracked.parent)

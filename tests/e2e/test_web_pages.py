@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.links import mlflow_charts_page
-from tasks.tracking.view import SavedView, ensure_view
+from tasks.credentials import mlflow_page
+from tasks.tracking.opening import SavedView, ensure_view
 from tests.e2e.project import Project, wait_for
 from tests.security.browser import Browser, chromium, running_browser
 
@@ -128,6 +128,8 @@ def test_the_view_of_a_sweep_draws_its_runs_over_each_other(project: Project, br
     search = "tags.sweep LIKE '%-1a2b' AND tags.arm LIKE '%'"  # as tasks/tracking/sweep.py
     view = ensure_view(client, experiment, SavedView(id="grpo-1a2b", name="by hand", search=search))
     browser.resize(1600, 2400)
-    browser.open(mlflow_charts_page(project.stack.mlflow_address, experiment, view))
+    browser.open(
+        mlflow_page(project.stack.mlflow_address, f"/{experiment}/runs", compareRunsMode="CHART", viewStateShareKey=view)
+    )
     for text in ("kl/ref/drift", "β=0.1 (kl/ref/drift)", "β=4.0 (kl/ref/drift)", "sweep/objective"):
         browser.wait_for(f"document.body.innerText.includes({json.dumps(text)})")

@@ -143,7 +143,7 @@ def test_the_worker_may_nothing_that_is_not_of_its_own_runs(guarded: Guarded) ->
 def test_a_password_that_was_replaced_lets_nobody_in(tmp_path: Path) -> None:
     from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
 
-    from tasks.tracking.schema import ensure_user
+    from tasks.tracking.databases import ensure_user
 
     users = f"sqlite:///{tmp_path / 'users.db'}"
     for password in (f"{SECRET}old", f"{SECRET}new"):

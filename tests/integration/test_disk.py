@@ -14,7 +14,7 @@ from grpo_core.machine.disk import folder_bytes, stored_tensors
 from grpo_core.run.sizes import TEXT_BYTES, KeptWeights, checkpoint_bytes, disk_need, kept_weights
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
-from tasks.run.disk import check_disk, check_sweep_disk
+from tasks.run.inputs import check_machine, check_sweep_disk
 from tasks.tracking.store import TrackedRun
 
 TEXTS = 25_000_000
@@ -100,7 +100,7 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1})
-    check_disk(run_dir.path, TRACKED, larger_model)
+    check_machine(run_dir.path, TRACKED, larger_model)
     said = capsys.readouterr().out
     assert said.startswith("disk: needs up to ")
     assert f" MB in {run_dir.path}; " in said
@@ -111,6 +111,6 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
         assert f" in {folder or 'runs'}; " in capsys.readouterr().out
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=4_096_000))
     with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
-        check_disk(run_dir.path, TRACKED, larger_model)
+        check_machine(run_dir.path, TRACKED, larger_model)
     with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
         check_sweep_disk(None, plan)

@@ -11,6 +11,11 @@ import pytest
 from grpo_core.errors import GrpoError
 from grpo_core.run.folder import RunDir
 from tasks.process.context import FLOW_RUN_VARIABLE
+from tasks.run.setup import hold_run, open_evaluation, open_reproduction, open_run, reopen_run
+from tasks.sweep.stages import hold_sweep, open_sweep, report_again
+from tasks.tracking.training import track_later
+
+Verb = Callable[[Path, RunDir], object]
 
 MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}
 THEIRS = {
@@ -45,73 +50,27 @@ def theirs(tmp_path: Path) -> Iterator[Path]:
     assert contents(folder) == before
 
 
-def train(path: Path, run: RunDir) -> None:
-    from tasks.run.setup import open_run
-
-    open_run.fn("quickstart", {}, path)
-
-
-def resume(path: Path, run: RunDir) -> None:
-    from tasks.run.setup import hold_run, reopen_run
-
-    with hold_run(reopen_run.fn(path)):
-        pass
-
-
-def hold(path: Path, run: RunDir) -> None:
-    from tasks.run.setup import hold_run
-
-    with hold_run(path):
-        pass
+STARTS: dict[str, Verb] = {
+    "train": lambda path, _: open_run.fn("quickstart", {}, path),
+    "evaluate": lambda path, run: open_evaluation.fn(str(run.read_config().model.source), "quickstart", {}, path),
+    "reproduce": lambda path, run: open_reproduction.fn(str(run.path), {}, path),
+    "sweep": lambda path, _: open_sweep.fn("beta_group_sync_tiny", {}, path),
+}
+RESUMES: dict[str, Verb] = {
+    "resume": lambda path, _: reopen_run.fn(path),
+    "resume a sweep": lambda path, _: hold_sweep(path).__enter__(),
+}
+OTHERS: dict[str, Verb] = {
+    "hold": lambda path, _: hold_run(path).__enter__(),
+    "report": lambda path, _: report_again(path),
+    "track": lambda path, _: track_later(path),
+}
 
 
-def evaluate(path: Path, run: RunDir) -> None:
-    from tasks.run.evaluation_run import open_evaluation
-
-    open_evaluation.fn(str(run.read_config().model.source), "quickstart", {}, path)
-
-
-def reproduce(path: Path, run: RunDir) -> None:
-    from tasks.run.reproduction import open_reproduction
-
-    open_reproduction.fn(str(run.path), {}, path)
-
-
-def sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.stages import open_sweep
-
-    open_sweep.fn("beta_group_sync_tiny", {}, path)
-
-
-def resume_sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.stages import hold_sweep
-
-    with hold_sweep(path):
-        pass
-
-
-def report(path: Path, run: RunDir) -> None:
-    from tasks.sweep.stages import report_again
-
-    report_again(path)
-
-
-def track(path: Path, run: RunDir) -> None:
-    from tasks.tracking.training import track_later
-
-    track_later(path)
-
-
-VERBS = [train, resume, hold, evaluate, reproduce, sweep, resume_sweep, report, track]
-STARTS = [train, evaluate, reproduce, sweep]
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-def test_a_folder_of_another_program_is_refused_and_left_as_it_is(
-    verb: Callable[..., None], theirs: Path, tiny_run: Any
-) -> None:
+@pytest.mark.parametrize("name", [*STARTS, *RESUMES, *OTHERS])
+def test_a_folder_of_another_program_is_refused_and_left_as_it_is(name: str, theirs: Path, tiny_run: Any) -> None:
     with pytest.raises(GrpoError):
-        verb(theirs, tiny_run())
+        (STARTS | RESUMES | OTHERS)[name](theirs, tiny_run())
 
 
 @pytest.mark.parametrize("module", ["grpo_core.training", "grpo_core.evaluation"])
@@ -124,9 +83,9 @@ def test_the_bare_processes_write_nothing_there_either(module: str, theirs: Path
     assert "is no folder of grpo-flow" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [*STARTS, resume, resume_sweep], ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize("name", [*STARTS, *RESUMES])
 def test_a_deployed_flow_stays_below_its_workers_roots(
-    verb: Callable[..., None], tmp_path: Path, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
@@ -135,7 +94,7 @@ def test_a_deployed_flow_stays_below_its_workers_roots(
     run = tiny_run()
     for place in (tmp_path / "other", Path("runs/../other"), Path("runs/out/other"), Path("runs")):
         with pytest.raises(GrpoError, match=f"_dir {place}: is not below {tmp_path}/runs, where .* GRPO_RUN_ROOTS"):
-            verb(place, run)
+            (STARTS | RESUMES)[name](place, run)
     assert not (tmp_path / "other").exists()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "out"]
 

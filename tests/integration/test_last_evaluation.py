@@ -20,7 +20,7 @@ from grpo_core.run.journal import read_journal
 from grpo_core.training import EVALUATE
 from grpo_core.training.__main__ import main
 from grpo_core.training.from_python import resume_training
-from tasks.run.processes import evaluate_policy, run_training_process
+from tasks.process.child import evaluate_policy, run_training_process
 
 pytestmark = pytest.mark.proof
 CALLS: list[int] = []

@@ -20,7 +20,7 @@ from grpo_core.machine.jsonfile import read_json
 from grpo_core.run.folder import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
-from tasks.tracking.local_store import ensure_store
+from tasks.tracking.databases import ensure_store, upgrade_schema
 from tasks.tracking.store import make_client
 from tasks.tracking.training import track_later
 
@@ -36,7 +36,7 @@ print(open_tracking.fn(Path(sys.argv[1])).experiment_id, flush=True)
 CREATES = """
 import sys
 from pathlib import Path
-from tasks.tracking.local_store import ensure_store
+from tasks.tracking.databases import ensure_store
 ensure_store(Path(sys.argv[1]))
 """
 
@@ -104,10 +104,6 @@ def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the
     assert [experiment.name for experiment in make_client(f"sqlite:///{path}").search_experiments()] == ["Default"]
 
 
-def half_a_migration(store: Path) -> None:
-    change(store, "UPDATE alembic_version SET version_num = 'cc1f77228345'", "CREATE TABLE _alembic_tmp_metrics (x)")
-
-
 def text(store: Path) -> None:
     store.write_text("no database\n" * 1000)
 
@@ -116,7 +112,7 @@ def newer(store: Path) -> None:
     change(store, "UPDATE alembic_version SET version_num = 'fedcba987654'")
 
 
-@pytest.mark.parametrize("damage", [half_a_migration, text, newer])
+@pytest.mark.parametrize("damage", [text, newer])
 def test_a_store_that_cannot_be_used_is_named_with_the_remedy(
     store: Path, tiny_run: Callable[..., Any], damage: Callable[[Path], None]
 ) -> None:
@@ -128,7 +124,8 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(
     assert open_tracking.fn(run.path).run_id
 
 
-def test_the_store_of_an_older_mlflow_is_upgraded(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("is_server", [False, True], ids=["local", "server"])
+def test_the_store_of_an_older_mlflow_is_upgraded(tmp_path: Path, capsys: Any, is_server: bool) -> None:
     from alembic import command
     from mlflow.store.db import utils
 
@@ -142,8 +139,10 @@ def test_the_store_of_an_older_mlflow_is_upgraded(tmp_path: Path, capsys: Any) -
         "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'of before', 'active')",
         "INSERT INTO experiment_tags (key, value, experiment_id) VALUES ('kept', 'yes', 7)",
     )
+    if is_server:
+        upgrade_schema(f"sqlite:///{store}", f"sqlite:///{tmp_path / 'users.db'}")
     assert make_client(f"sqlite:///{store}").get_experiment_by_name("of before").tags == {"kept": "yes"}
-    assert f"upgraded the tracking store {store} to MLflow 3" in capsys.readouterr().out
+    assert (f"upgraded the tracking store {store} to MLflow 3" in capsys.readouterr().out) is not is_server
 
 
 def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_that_were_written_down(

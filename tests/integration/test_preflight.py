@@ -1,12 +1,8 @@
 """What is found before a run has a folder: rewards that fail, hang or end their process, models, data, disk, memory."""
 
-import itertools
 import json
-import math
 import os
-import shutil
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
-from grpo_core.machine.disk import stored_tensors
-from grpo_core.policy.sources.find import lacks_chat_template, require_model
+from grpo_core.policy.sources.find import require_model
 from grpo_core.run import preflight
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.preflight import check_start, require_start
@@ -150,14 +144,6 @@ def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: An
     assert f"{beside}/broken_of_this_test.py, line 2" in broken
 
 
-def test_the_function_of_a_rule_is_imported(faults: Any) -> None:
-    names = ["rewards_of_this_test:drift", "rewards_of_this_test:nothing", "nowhere_of_this_test:f"]
-    rules = [{"kind": "custom", "function": name} for name in names]
-    nothing, nowhere = faults(overrides={"monitor.rules": rules})
-    assert nothing.startswith("monitor.rules.1.function rewards_of_this_test:nothing: cannot be imported: AttributeError")
-    assert nowhere.startswith("monitor.rules.2.function nowhere_of_this_test:f: cannot be imported: ModuleNotFoundError")
-
-
 def test_a_function_that_hangs_is_killed(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "REWARD_SECONDS", 8.0)
     (fault,) = faults("hangs")
@@ -213,11 +199,6 @@ def test_a_model_that_cannot_be_had_is_refused_by_its_name(source: str, said: st
     assert said in str(caught.value)
 
 
-def test_a_model_without_a_chat_template_is_known_before_it_is_made(tiny_model_dir: Path) -> None:
-    assert lacks_chat_template("scratch:sums")
-    assert not lacks_chat_template(str(tiny_model_dir))
-
-
 def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.delenv("HTTP_PROXY", raising=False)
@@ -244,93 +225,6 @@ def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None
     )
 
 
-@pytest.mark.parametrize("fn", ["exact_answer", "math_answer", "format", "length", "boxed", "brevity"])
-def test_a_function_that_rewards_gold_answers_alone_or_none_has_no_warning(faults: Any, fn: str) -> None:
-    assert (
-        faults(overrides={"rewards": [{"fn": fn if fn in BUILTIN_REWARDS else f"rewards_of_this_test:{fn}"}]}, part="warnings")
-        == ()
-    )
-
-
-def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
-    """A file of a terabyte that takes no room: only its header is written."""
-    folder, parameters = shutil.copytree(tiny_model_dir, tmp_path / "large"), 250_000_000_000
-    shapes = {name: list(tensor.shape) for name, tensor in stored_tensors(folder / "model.safetensors").items()}
-    shapes["model.embed_tokens.weight"][0] += (parameters - sum(map(math.prod, shapes.values()))) // 32
-    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": shapes["model.embed_tokens.weight"][0]}
-    (folder / "config.json").write_text(json.dumps(config))
-    ends = [0, *itertools.accumulate(4 * math.prod(shape) for shape in shapes.values())]
-    tensors = zip(shapes.items(), itertools.pairwise(ends), strict=True)
-    facts = {name: {"dtype": "F32", "shape": shape, "data_offsets": offsets} for (name, shape), offsets in tensors}
-    header = json.dumps({**facts, "__metadata__": {"format": "pt"}}).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + 4 * parameters)
-    disk, memory = faults(overrides={"model.source": str(folder), "reference.sync_steps": None})
-    # One checkpoint of policy and two moments: the only one of 4 steps. Then the initial policy.
-    assert disk.startswith("disk: the run needs up to 5000 GB in runs")
-    assert "too little disk by" in disk
-    # Policy, reference and two moments: 4 x 4 bytes x 250,000,000,000.
-    assert memory.startswith(
-        "memory: 4 bytes x 250,000,000,000 parameters x 4 (policy, reference, two moments of AdamW) = 4000 GB, and "
-    )
-
-
-def test_a_function_that_ends_its_process_is_named_and_one_that_is_not_called_is_imported(faults: Any) -> None:
-    assert faults("good", "dies") == ("rewards.1.fn rewards_of_this_test:dies: its process died (exit code 5)",)
-    (fault,) = faults("fails", "dies", "nothing", dry_run=False)
-    assert fault.startswith("rewards.2.fn rewards_of_this_test:nothing: cannot be imported")
-
-
-@pytest.fixture
-def of_rows(faults: Any, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """Return a function that checks a run on (question, answer) rows."""
-
-    def check(rows: list[tuple[str, Any]], *functions: str, part: str = "warnings", **overrides: Any) -> tuple[str, ...]:
-        file = tmp_path / "some.jsonl"
-        lines = "".join(json.dumps({"question": text, "answer": answer}) + "\n" for text, answer in rows)
-        file.write_text("\ufeff" + lines)  # a byte order mark is none of the data
-        return faults(*functions, part=part, overrides={"data.source": f"file:{file}", **overrides})  # type: ignore[no-any-return]
-
-    return check
-
-
-SUMS: list[tuple[str, Any]] = [(f"{number} + 1 =", str(number + 1)) for number in range(20)]
-
-
-def test_what_is_doubtful_is_a_warning(of_rows: Any) -> None:
-    assert of_rows(SUMS) == ()
-    nones, huge = of_rows(SUMS, "nones", "huge")
-    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 8 rows, with its gold answer")
-    assert "huge: returned 1e+300; float32 cannot hold" in huge
-    (several,) = of_rows([*SUMS, ("1 + 1 =", "3")])
-    assert several.startswith("data.answer_column 'answer': 1 prompt(s) have several gold answers")
-    (same,) = of_rows([(text, "True") for text, _ in SUMS])
-    assert "the constant 'True' scores 1 on average" in same
-    assert of_rows([(text, str(number % 2 == 0)) for number, (text, _) in enumerate(SUMS)]) == ()
-    (few,) = of_rows(SUMS, **{"rollout.num_prompts_per_step": 17})
-    assert few.startswith("rollout.num_prompts_per_step: 17 is more than the 16 training prompts of data.source file:")
-    (fewer,) = of_rows(SUMS, **{"rollout.num_prompts_per_step": 9, "data.size": 10})
-    assert fewer.startswith("rollout.num_prompts_per_step: 9 is more than the 8 training prompts of data.source file:")
-
-
-def test_data_of_which_freezing_would_leave_nothing_are_refused(of_rows: Any) -> None:
-    few = "data.eval_fraction: 0.2 of 1 distinct prompts leaves 1 for training and 0 held out; both need at least 1"
-    same: list[tuple[str, Any]] = [("1 + 0 =", "1")] * 20
-    assert of_rows(same, part="faults") == (few,)
-    long = [(f"{text} " + "and so on " * 20, gold) for text, gold in SUMS]
-    assert of_rows([same[0], *long], part="faults", **{"rollout.max_prompt_tokens": 60}) == (few,)
-    assert of_rows(same, part="faults", **{"data.eval_fraction": 0.0, "evaluation.every_steps": None}) == ()
-
-
-def test_special_files_are_refused(faults: Any, tmp_path: Path) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    for name in ("folder", "pipe"):
-        (fault,) = faults(overrides={"data.source": f"file:{tmp_path / name}.jsonl"})
-        assert f"{name}.jsonl: no such file" in fault
-
-
 def test_all_mistakes_are_listed_at_once_and_a_run_without_one_has_none(
     faults: Any, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,22 +235,6 @@ def test_all_mistakes_are_listed_at_once_and_a_run_without_one_has_none(
         require_start(tiny_config({"model.source": "nobody/nothing"}), ())
     monkeypatch.setenv("HOME", str(Path(sys.executable).parent))
     assert faults(overrides={"training.python": f"~/{Path(sys.executable).name}"}) == ()
-
-
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        (["config.json"], "has no config.json"),
-        (["model.safetensors"], "holds no weights"),
-    ],
-)
-def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path: Path, lost: list[str], said: str) -> None:
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    require_model(str(folder))
-    for name in lost:
-        (folder / name).unlink()
-    with pytest.raises(ModelError, match=said):
-        require_model(str(folder))
 
 
 def test_folders_into_which_others_can_write_are_not_ones_own(tmp_path: Path) -> None:

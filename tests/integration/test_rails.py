@@ -14,11 +14,9 @@ from grpo_core.config import apply_overrides, load_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
+from tasks.deployment_limits import ALLOWED_VARIABLE, load_allowed, load_allowed_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.rails import ALLOWED_VARIABLE, load_allowed, load_allowed_sweep
-from tasks.run.evaluation_run import open_evaluation
-from tasks.run.reproduction import open_reproduction
-from tasks.run.setup import hold_run, open_run
+from tasks.run.setup import hold_run, open_evaluation, open_reproduction, open_run
 from tasks.sweep.local import LocalLauncher
 from tasks.sweep.stages import hold_sweep, open_sweep
 

@@ -47,9 +47,3 @@ def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are
             assert not run_dir.stop_file.exists()
             assert not run_dir.process_file.exists()
     assert [line.partition(",")[0] for line in lines] == [f"process {orphan}"]
-
-
-def test_a_training_that_was_started_by_hand_is_not_waited_for(tiny_run: Any) -> None:
-    run_dir = tiny_run()
-    with held_by_another(run_dir.journal_file) as writer, pytest.raises(JournalError, match=f"process {writer} is writing"):
-        resume_training(run_dir.path, progress=False)

@@ -1,47 +1,19 @@
 """Each rule of the monitor, on a training made for it, and none of them on the same training with a bound that it keeps."""
 
-import math
 import shutil
 from statistics import median
 from typing import Any
 
 import pytest
 
-from grpo_core.rewards.base import Reward
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
 from grpo_core.run.rules import RunRules
-from grpo_core.training.loop import constant_rewards
 from tests.integration.test_training import assert_same_weights, of_kind, step_figures, train
 
 STEPS = 6
 QUIET: dict[str, Any] = {"training.steps": STEPS, "reference.sync_steps": None, "evaluation.every_steps": None}
-WINDOW = {"window": 3}
 HERE = "tests.integration.test_rules_of_runs"
-TRIPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    # rule with a bound that the run crosses; overrides that make it; what of the rule keeps it quiet
-    "kl_budget": (
-        {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-5, **WINDOW},
-        {"optimizer.lr": 1e-2},
-        {"bound": 9.0},
-    ),
-    "kl_rate": (
-        {"kind": "kl_rate", "metric": "kl/init/drift", "bound": 1e-6, **WINDOW},
-        {"optimizer.lr": 1e-2},
-        {"bound": 9.0},
-    ),
-    "entropy_collapse": ({"kind": "entropy_collapse", "bound": 9.0, **WINDOW}, {}, {"bound": 1e-3}),
-    "zero_variance": (
-        {"kind": "zero_variance", **WINDOW},
-        {"rewards": [{"fn": "tests.integration.test_rules_of_runs:same"}]},
-        {},
-    ),
-    "custom": (
-        {"kind": "custom", "function": f"{HERE}:too_long", "options": {"least": 0.0}, **WINDOW},
-        {},
-        {"options": {"least": 1e9}},
-    ),
-}
 
 
 def same(prompts: Any, completions: Any, **_: Any) -> list[float]:
@@ -54,30 +26,10 @@ def spread(prompts: Any, completions: Any, **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(completions))]
 
 
-def too_long(history: list[dict[str, float]], least: float) -> str | None:
-    """Find completions longer than `least`, in a whole window."""
-    lengths = [figures["completion/tokens/mean"] for figures in history]
-    return f"{min(lengths):.1f} tokens" if min(lengths) > least else None
-
-
 def alerts_of(run: RunDir) -> list[str]:
     judge = RunRules(run)
     judge.catch_up(read_records(run.journal_file))
     return judge.alerts
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("kind", TRIPPED)
-def test_a_rule_trips_on_the_run_that_is_made_for_it_and_on_no_other(tiny_run: Any, kind: str) -> None:
-    rule, overrides, quiet = TRIPPED[kind]
-    loud = tiny_run({**QUIET, **overrides, "monitor.rules": [rule]}, name="loud")
-    train(loud)
-    (text,) = alerts_of(loud)
-    assert text.startswith("step 3: ")
-    others = {"rewards": [{"fn": f"{HERE}:spread"}]} if kind == "zero_variance" else overrides
-    still = tiny_run({**QUIET, **others, "monitor.rules": [rule | quiet]}, name="still")
-    train(still)
-    assert alerts_of(still) == []
 
 
 def tenth(prompts: Any, completions: Any, **_: Any) -> list[float]:
@@ -103,28 +55,6 @@ def test_rewards_that_never_differed_in_the_first_ten_steps_are_alerts_with_thei
     ]
     figures = [record.metrics["reward/length/std"] for record in of_kind(read_journal(run.journal_file), "step")]
     assert max(figures) > 0  # it varies, and is no alert
-
-
-@pytest.mark.parametrize(
-    ("means", "std", "is_constant"),
-    [
-        ([1.0] * 10, 0.0, True),
-        ([0.1, 0.1 + 1e-17] * 5, 1e-17, True),
-        ([1.0] * 9 + [0.0], 0.0, False),  # alike within each step, and not from step to step
-        ([1.0] * 10, 0.3, False),
-        ([1e-12] * 10, 1e-13, False),
-        ([math.nan] * 10, 0.0, False),
-    ],
-)
-def test_constant_is_every_value_of_every_step(means: list[float], std: float, is_constant: bool) -> None:
-    reward = Reward(fn="my:Brevity", name="brevity", weight=1.0, args={}, function=tenth)
-    figures = [{"reward/brevity/mean": mean, "reward/brevity/std": std} for mean in means]
-    records = [
-        Record(seq=step, time="", kind="step", step=step, data={"metrics": found})
-        for step, found in enumerate(figures, start=1)
-    ]
-    texts = list(constant_rewards([reward], [Record(seq=0, time="", kind="start", step=0, data={}), *records]))
-    assert [text.partition(" was ")[0] for text in texts] == ["step 10: reward my:Brevity"] * is_constant
 
 
 # A rule that synchronises the reference
@@ -158,14 +88,6 @@ def test_a_breach_synchronises_the_reference_and_is_named_as_the_cause(synced: A
             assert figures[step + 1]["kl/ref/drift"] == 0 < figures[step + 1]["kl/init/drift"]
     # What the monitor reads out of the journal is what the training has decided.
     assert alerts_of(run) == list(found.values())
-
-
-@pytest.mark.proof
-def test_a_sync_that_is_due_and_asked_for_has_both_causes(synced: Any) -> None:
-    found = causes(train(synced("run", **{"reference.sync_steps": 2, "reference.mixup_alpha": 0.5})))
-    assert list(found) == [2, 4, 6, 8]  # every sync begins the rule's window of two steps anew
-    assert all(text.startswith("reference.sync_steps") for text in found.values())
-    assert any(text.startswith("reference.sync_steps; step ") for text in found.values())
 
 
 @pytest.mark.parametrize("back_to", [4, *(pytest.param(step, marks=pytest.mark.proof) for step in (0, 2, 6))])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from grpo_core.run.journal import Journal, Record, read_records
 from tasks.tracking import Shipper, TrackedRun
@@ -16,8 +17,6 @@ KEY = "kl/ref/drift"
 @pytest.fixture
 def tracked(tmp_path: Path) -> TrackedRun:
     """A run in an MLflow store of its own."""
-    from mlflow import MlflowClient
-
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     experiment = client.create_experiment("shipping", artifact_location=(tmp_path / "mlartifacts").as_uri())
@@ -25,8 +24,6 @@ def tracked(tmp_path: Path) -> TrackedRun:
 
 
 def history(tracked: TrackedRun, key: str = KEY) -> list[tuple[int, float, int]]:
-    from mlflow import MlflowClient
-
     found = MlflowClient(tracking_uri=tracked.uri).get_metric_history(tracked.run_id, key)
     return [(metric.step, metric.value, metric.timestamp) for metric in found]
 
@@ -76,8 +73,6 @@ def test_it_does_not_matter_where_one_shipper_ends_and_the_next_begins(
 
 
 def test_a_batch_whose_answer_was_lost_is_not_sent_again(tracked: TrackedRun, replayed: list[Record], monkeypatch: Any) -> None:
-    from mlflow import MlflowClient
-
     send = MlflowClient.log_batch
     lost = threading.Event()
 
@@ -100,8 +95,6 @@ def sync(journal: Journal, number: int, alpha: float) -> None:
 
 
 def synced_table(tracked: TrackedRun) -> list[list[float]]:
-    from mlflow import MlflowClient
-
     text = MlflowClient(tracking_uri=tracked.uri).download_artifacts(tracked.run_id, "tables/ref_syncs.json")
     table = json.loads(Path(text).read_text())
     return [[row[table["columns"].index(column)] for column in ("step", "alpha")] for row in table["data"]]
@@ -129,8 +122,6 @@ def test_the_table_of_syncs_follows_each_sync_and_forgets_those_that_a_resume_re
 
 
 def test_a_run_that_was_deleted_is_named_and_not_waited_for(tracked: TrackedRun, replayed: list[Record]) -> None:
-    from mlflow import MlflowClient
-
     shipper = Shipper(tracked)
     ship(shipper, replayed[:1])
     MlflowClient(tracking_uri=tracked.uri).delete_run(tracked.run_id)

@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from grpo_core.config import load_config, parse_overrides
 from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.text import has_credentials, kept_uri, redact_uri
 from tasks.credentials import OWNER_VARIABLE, move_credentials
+from tests.e2e.recorder import Recorder, recording
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-canary"
@@ -122,37 +121,14 @@ def test_the_command_refuses_before_a_flow_is_started(tmp_path: Path) -> None:
         assert "starting Prefect" not in done.stdout
 
 
-class Recorder(BaseHTTPRequestHandler):
-    """Answers as an MLflow server that holds no run, and remembers the credentials that it is shown."""
-
-    shown: list[str | None] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        self.shown.append(self.headers["Authorization"])
-        answer = json.dumps({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}).encode()
-        self.send_response(404)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_arguments: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[str]:
-    Recorder.shown.clear()
-    httpd = HTTPServer(("127.0.0.1", 0), Recorder)
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{httpd.server_address[1]}"
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
+def server() -> Iterator[Recorder]:
+    with recording() as recorder:
+        yield recorder
 
 
 def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
-    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_config: Callable[..., Any]
+    server: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_config: Callable[..., Any]
 ) -> None:
     import requests
     from mlflow.exceptions import MlflowException
@@ -161,32 +137,18 @@ def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
 
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "GRPO_TRACKING_CREDENTIALS_OF"):
         monkeypatch.setenv(name, "another")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://m%40e:p%2Fw%40{SECRET}@{server}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address.replace("://", f"://m%40e:p%2Fw%40{SECRET}@"))
     uri = tracking_uri(tiny_config(), tmp_path / "run")
-    assert uri == f"http://{server}"
+    assert uri == server.address
     with pytest.raises(MlflowException):
         make_client(uri).get_run("0" * 32)
-    assert Recorder.shown == [requests.auth._basic_auth_str("m@e", f"p/w@{SECRET}")]
-
-
-def test_another_server_does_not_get_the_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow.exceptions import MlflowException
-
-    from tasks.tracking.store import make_client
-
-    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", OWNER_VARIABLE):
-        monkeypatch.setenv(name, "")  # put back what was there, whatever the functions do
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:9")
-    move_credentials()
-    with pytest.raises(MlflowException):
-        make_client(f"http://{server}").get_run("0" * 32)
-    assert Recorder.shown == [None]
+    assert server.logins == {requests.auth._basic_auth_str("m@e", f"p/w@{SECRET}")}
 
 
 @pytest.mark.parametrize("own", ["http://127.0.0.1:9", "https://{server}", "http://localhost:9", "", None])
 @pytest.mark.parametrize("login", ["password", "token", "file", "netrc"])
 def test_no_login_of_any_kind_goes_to_another_server(
-    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str | None, login: str
+    server: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str | None, login: str
 ) -> None:
     from mlflow.exceptions import MlflowException
 
@@ -194,11 +156,11 @@ def test_no_login_of_any_kind_goes_to_another_server(
 
     give_login(monkeypatch, tmp_path, login)
     if own is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.format(server=server))
-    for address in (f"http://{server}", f"HTTP://{server}/", f"Http://{server}"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.format(server=server.address.removeprefix("http://")))
+    for address in (server.address, server.address.replace("http", "HTTP") + "/"):
         with pytest.raises(MlflowException):
             make_client(address).get_run("0" * 32)
-    assert set(Recorder.shown) == {None}
+    assert server.logins == {""}
 
 
 def give_login(monkeypatch: pytest.MonkeyPatch, home: Path, kind: str) -> None:

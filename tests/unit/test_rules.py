@@ -144,11 +144,6 @@ def test_a_slope_to_the_reference_is_not_taken_across_a_sync(key: str, steps: li
     assert said_at(RuleConfig(kind="kl_rate", metric=key, window=4, bound=0.05), rows) == steps
 
 
-def test_a_metric_that_is_measured_now_and_then_counts_where_it_is() -> None:
-    rows = {step: {"kl/ref/drift": 0.0} if step % 4 else {"kl/probe/full": 2.0} for step in range(1, 13)}
-    assert said_at(RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3), rows) == [12]
-
-
 def failing(history: list[dict[str, float]]) -> None:
     raise KeyError(history[-1]["no/such"])
 
@@ -234,15 +229,6 @@ def test_a_sync_of_the_schedule_begins_new_windows_of_the_kl_to_the_reference() 
             seq=0, time="", kind="step", step=step, data={"metrics": {**figures, **is_synced}}
         )))]  # fmt: skip
     assert said == [of_initial]
-
-
-def test_an_unknown_standard_error_is_no_figure_that_is_not_finite() -> None:
-    book = RuleBook([NON_FINITE])
-    assert book.check(record(1, kl__ref__drift_se=math.nan, kl__init__k1_se=math.nan, kl__probe__se=math.nan)) == []
-    (alert,) = book.check(record(2, kl__ref__drift_se=math.nan, kl__ref__drift=math.nan))
-    assert alert.text == "step 2: kl/ref/drift is nan, not a finite number"
-    assert math.isnan(alert.value)
-    assert [one.text for one in RuleBook([NON_FINITE]).check(record(3, kl__ref__drift_se=math.inf))]
 
 
 @given(
