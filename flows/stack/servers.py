@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from flows.stack.commands import HOST, past_proxies
+from flows.stack.services import MLFLOW, PREFECT, service_processes
 from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import StackError, raised_as
+from grpo_core.errors import StackError
 from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_private
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
@@ -47,7 +48,7 @@ def use_stack() -> None:
 
         start_embedded_server()
         return
-    if not stack.alive("prefect", "mlflow"):
+    if not {PREFECT, MLFLOW} <= service_processes(folder).keys():
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
         os.environ.update(past_proxies(), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=stack.secret)
@@ -76,9 +77,9 @@ def track_at(confirmed: str | None) -> None:
     if confirmed is not None:
         use_address(confirmed)
     elif TRACKING_VARIABLE not in os.environ:
-        with contextlib.suppress(StackError):  # another user's
+        with contextlib.suppress(StackError, PermissionError):  # another user's
             stack = read_stack(folder_here())
-            if stack is not None and stack.alive("mlflow"):
+            if stack is not None and MLFLOW in service_processes(stack.folder):
                 use_address(stack.mlflow_address)
 
 
@@ -98,7 +99,7 @@ def write_client_settings(stack: Stack) -> None:
     Only the owner can read the file.
 
     Raises:
-        StackError: the file is there and is somebody else's, or another stack's.
+        StackError: the file is another stack's, or not of `grpo up`.
     """
     file = stack.project / SETTINGS
     if file.exists() and _folder_in(file) != stack.folder:
@@ -107,8 +108,7 @@ def write_client_settings(stack: Stack) -> None:
             "this file (move it away)"
         )
     settings = f'[api]\nurl = "{stack.api}"\nauth_string = {json.dumps(stack.secret)}\n\n[client]\nmax_retries = 10\n'
-    with raised_as(StackError, f"{file}: cannot be written ({{cause}})", OSError):
-        write_private(file, f"{MARK}{stack.folder}\n{settings}")
+    write_private(file, f"{MARK}{stack.folder}\n{settings}")
 
 
 def remove_client_settings(stack: Stack) -> None:
@@ -119,16 +119,10 @@ def remove_client_settings(stack: Stack) -> None:
 
 
 def folder_here() -> Path:
-    """Return the folder of the stack that was started in the working folder, `.grpo` if none was.
-
-    Raises:
-        StackError: the settings file cannot be read: the stack is another user's.
-    """
+    """Return the folder of the stack that was started in the working folder, `.grpo` if none was."""
     return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
 
 
 def _folder_in(file: Path) -> Path | None:
-    hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
-    with raised_as(StackError, f"{file}: cannot be read ({{cause}}); {hint}", OSError):
-        first = file.read_text(errors="replace").partition("\n")[0]
+    first = file.read_text(errors="replace").partition("\n")[0]
     return Path(first.removeprefix(MARK)) if first.startswith(MARK) else None

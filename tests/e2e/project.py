@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import psutil
 
-from flows.stack.processes import service_processes
+from flows.stack.services import service_processes
 from flows.stack.state import Stack, prefect_client, read_stack
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.stack.processes import choose_port
+from flows.stack.services import choose_port
 
 pytestmark = pytest.mark.proof
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from optuna.storages import RDBStorage
 
-from flows.stack.processes import service_processes
+from flows.stack.services import service_processes
 from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for

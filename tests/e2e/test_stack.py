@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack.processes import is_free, marked_processes, run_processes, service_processes
+from flows.stack.services import marked_processes, run_processes, service_processes
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.journal import read_journal
 from tests.e2e.project import Project, wait_for

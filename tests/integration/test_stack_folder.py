@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.stack.control import end_stack
-from flows.stack.processes import MARK, SERVICE, end_processes, marked_processes, start_process
+from flows.stack.services import MARK, SERVICE, end_processes, marked_processes, start_process
 from flows.stack.servers import use_stack, write_client_settings
 from flows.stack.services import conditions
 from flows.stack.state import Stack, claim_folder, read_stack

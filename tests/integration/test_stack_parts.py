@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.stack.control import start_stack
-from flows.stack.processes import (
+from flows.stack.services import (
     MARK,
     SERVICE,
     choose_port,

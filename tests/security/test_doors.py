@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from flows.stack.processes import marked_processes
+from flows.stack.services import marked_processes
 from tests.e2e.project import Project, wait_for
 from tests.security.attacks import SOCKETS, Attack, attacks, event
 from tests.security.browser import EVIL_HOST, Browser
