@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt, form
-from flows.naming import show_run
+from flows.prefect_pages import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt, form, show_run
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.evaluation.plan import EvaluationPlan

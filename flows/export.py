@@ -8,7 +8,7 @@ from typing import Literal
 
 from prefect import flow
 
-from flows.form import Name, PositiveInt, form
+from flows.prefect_pages import Name, PositiveInt, form
 from flows.signals import ends_when_asked
 from grpo_core.export.choice import ExportWish
 from tasks.run.exporting import ExportSummary, export_run, show_export

@@ -92,8 +92,8 @@ def _start(secret: str, log: IO[bytes]) -> int:
         raise StackError(
             f"the embedded Prefect server does not start ({type(error).__name__}); its last output:\n"
             + "\n".join(lines[-SHOWN_LINES:])
-            + "\nStart the command again (at a high load, later), or set PREFECT_API_URL to a server of yours (`grpo up` starts "
-            f"one), or, where its database is damaged, move {PREFECT_HOME.value() / DATABASE} away: only Prefect's history is lost"
+            + "\nStart the command again (at a high load, later), or set PREFECT_API_URL to a server of yours (`grpo up` "
+            f"starts one), or move a damaged database, {PREFECT_HOME.value() / DATABASE}, away: only Prefect's history is lost"
         ) from None
     return port
 
@@ -144,8 +144,8 @@ def _require_chosen_server() -> None:
 def serve(parent: int, listener: int) -> None:
     """Serve until the command ends, however that ends.
 
-    Signals do not end the server: a terminal's Ctrl-C, `timeout` and a batch system send theirs to every process of a job, and a
-    flow that is interrupted has a step to finish and its end to report.
+    Signals do not end it: a terminal's Ctrl-C, `timeout` and a batch system send theirs to every process of a job, and a flow
+    that is interrupted has a step to finish and its end to report.
 
     Args:
         parent: process id of the command, which holds the other end of standard input open.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flows.cli.folders import print_how_to_resume, working_in
+from flows.cli.run import print_how_to_resume, working_in
 from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy import loading
 from grpo_core.policy.loading import load_model

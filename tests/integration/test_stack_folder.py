@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from flows.stack.control import end_stack
-from flows.stack.services import MARK, SERVICE, end_processes, marked_processes, start_process
 from flows.stack.servers import use_stack, write_client_settings
-from flows.stack.services import conditions
+from flows.stack.services import MARK, SERVICE, conditions, end_processes, marked_processes, start_process
 from flows.stack.state import Stack, claim_folder, read_stack
 from grpo_core.errors import StackError
 

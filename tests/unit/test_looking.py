@@ -163,7 +163,7 @@ def test_check_as_json_holds_the_configuration_and_every_warning(tmp_path: Path)
 
 
 def test_a_shell_completes_verbs_presets_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.cli.completion import complete_config, complete_override, complete_sweep
+    from flows.cli.experiment import complete_config, complete_override, complete_sweep
 
     assert "quickstart" in complete_config("quick")
     assert complete_sweep("beta_group_sync_t") == ["beta_group_sync_tiny"]
