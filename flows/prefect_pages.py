@@ -37,7 +37,6 @@ def form(flow: F) -> F:
 
 
 def _field(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter as the form has it."""
     if parameter.default is not None:
         return parameter
     kind = next(kind for kind in get_args(parameter.annotation) if kind is not NoneType)

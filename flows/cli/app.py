@@ -99,8 +99,8 @@ def main() -> None:
         if isinstance(error, GrpoError):
             echo_text(f"error: {error}", err=True)
             sys.exit(error.exit_code)
-        what = f"{type(error).__name__}: {cause(error, most=MAX_FAULT_CHARACTERS)}"
-        echo(f"error: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
+        what = cause(error, most=MAX_FAULT_CHARACTERS)
+        echo(f"error: {type(error).__name__}: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(1)
     finally:
         print_how_to_resume()

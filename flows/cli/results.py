@@ -136,8 +136,8 @@ def report(
             from tasks.sweep.stages import report_again
         page, answer, problems = report_run_again(folder) if is_run else report_again(folder)
     if as_json:
-        kind = "run_dir" if is_run else "sweep_dir"
-        echo_json({kind: str(folder), "report": str(page), "answer": answer, "problems": problems})
+        where = {"run_dir" if is_run else "sweep_dir": str(folder)}
+        echo_json({**where, "report": str(page), "answer": answer, "problems": problems})
     else:
         echo_result(answer, [("report", str(page))], problems)
 
@@ -277,4 +277,4 @@ def clean(
     for text in found.skipped:
         echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
-    echo(f"{total} {'removed' if yes else 'can go; --yes removes what is listed'}")
+    echo(f"{total} {'removed' if yes else 'can go; --yes removes them'}")

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -122,8 +122,7 @@ def train(
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
         return
-    _require_resume(config, {"--repair": repair, "--tracking-uri": tracking_uri})
-    assert config is not None
+    config = _begun(config, {"--repair": repair, "--tracking-uri": tracking_uri})
     values = parse_overrides(overrides or [])
     from grpo_core.run.imports import import_folders
     from grpo_core.run.preflight import require_start
@@ -136,16 +135,16 @@ def train(
         with gc_paused():
             from flows.train import grpo
 
-        _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
+        _show(grpo(config=config, overrides=values, run_dir=str(folder)))
 
 
-def _require_resume(begun: str | None, of_resume: dict[str, object]) -> None:
-    """Refuse a command that begins nothing, or has an option that is for a resume alone."""
-    for option, value in of_resume.items():
-        if value:
-            raise ConfigError(f"{option}: is for what is resumed; give --resume FOLDER, too (where a run tracks: tracking.uri)")
-    if begun is None:
+def _begun(what: str | None, of_resume: dict[str, object]) -> str:
+    """Return what a command begins with, which has no option that is for a resume alone."""
+    if given := [option for option, value in of_resume.items() if value]:
+        raise ConfigError(f"{given[0]}: is for what is resumed; give --resume FOLDER, too (where a run tracks: tracking.uri)")
+    if what is None:
         raise ConfigError("give a preset or a file to begin with (`grpo train quickstart`), or --resume FOLDER")
+    return what
 
 
 def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> None:
@@ -159,14 +158,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         with gc_paused():
             from flows.train import resume
 
-        _show_training(resume(run_dir=str(run_dir), repair=repair, **lowered))
-
-
-def _show_training(summary: "RunSummary") -> None:
-    _show(summary)
-    if summary.status == "stopped":
-        echo(f"stopped early: {summary.reason}", err=True)
-        raise typer.Exit(3)
+        _show(resume(run_dir=str(run_dir), repair=repair, **lowered))
 
 
 def evaluate(
@@ -189,24 +181,22 @@ def evaluate(
         from flows.evaluate import grpo_evaluate
 
         summary = grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(folder))
-    if as_json:
-        echo_json(_evaluation(summary))
-    else:
+    if not as_json:
         _show(summary)
-
-
-def _evaluation(summary: "RunSummary") -> dict[str, Any]:
+        return
     from grpo_core.evaluation.results import read_estimates
 
     estimates = read_estimates(RunDir(summary.run_path), "base")
-    return {
-        "run_dir": str(summary.run_path),
-        "facts": summary.facts,
-        "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
-        "report": f"{summary.run_path}/report/report.md",
-        "mlflow": {**asdict(summary.tracked), "address": summary.tracked.address},
-        "problems": summary.problems,
-    }
+    echo_json(
+        {
+            "run_dir": str(summary.run_path),
+            "facts": summary.facts,
+            "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
+            "report": f"{summary.run_path}/report/report.md",
+            "mlflow": {**asdict(summary.tracked), "address": summary.tracked.address},
+            "problems": summary.problems,
+        }
+    )
 
 
 def reproduce(
@@ -230,6 +220,9 @@ def _show(summary: "RunSummary") -> None:
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
     places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", runs_in_prefect()))
     echo_result(facts, places, summary.problems)
+    if summary.is_identical is None and summary.status == "stopped":
+        echo(f"stopped early: {summary.reason}", err=True)
+        raise typer.Exit(3)
     if summary.is_identical is False:
         raise typer.Exit(4)
 
@@ -258,8 +251,7 @@ def sweep(
         track_at(tracking_uri)
         _resume_sweep(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
         return
-    _require_resume(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
-    assert file is not None
+    file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
     plan = load_sweep(file, values)  # refused before anything is made or started
     if dry_run:
         for line in describe_plan(plan):

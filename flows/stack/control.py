@@ -94,15 +94,12 @@ def end_stack(folder: Path, patience: float, report: Report) -> bool:
 
 
 def _planned(folder: Path, given: Mapping[str, Any]) -> Stack:
-    """Return the stack to start: the one that is up, or a new one."""
     known = read_stack(folder)
     if known is None or not service_processes(folder):
         ports = {name: choose_port(name.removesuffix("_port"), given.get(name), usual) for name, usual in USUAL_PORTS.items()}
         new = Stack(folder=folder, project=Path.cwd(), **{**given, **ports})
         new.write()
         return new
-    if known.project != Path.cwd():
-        raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, value in given.items():
         if value != (here := getattr(known, name)):
             option = name.replace("_", "-")
@@ -174,7 +171,6 @@ def _end_runs(stack: Stack, patience: float, report: Report) -> int:
 
 
 def _end_services(stack: Stack, names: list[str], report: Report) -> None:
-    """End those services that run, the later started first."""
     alive = service_processes(stack.folder)
     for name in reversed(names):
         if name in alive:
