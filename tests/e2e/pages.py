@@ -19,7 +19,7 @@ class Rule:
 
     pattern: str
     phrase: str = ""
-    """A regular expression that is found in what the command prints; of a command that is not run, unused."""
+    """A regular expression that is found in what the command prints."""
     code: int = 0
     """Its exit code."""
     instead: dict[str, str] = field(default_factory=dict)
@@ -74,7 +74,6 @@ RULES = (
     Rule(pattern=r"mlflow ui .*", not_run="a server that does not end"),
     Rule(pattern=r"PYTHON -m pip install .*", not_run="changes an environment"),
     Rule(pattern=r"\. \.venv/bin/activate", not_run="changes the shell alone"),
-    Rule(pattern=r"python -m grpo_core\.run\.references .*", phrase="", instead={"runs/two": "runs/stopped"}),
 )
 
 

@@ -22,13 +22,7 @@ class Project:
     """A folder with the project in it, and commands that run there."""
 
     def __init__(self, folder: Path, seconds: float = 300, **variables: str) -> None:
-        """Link the project's parts into `folder`; `variables` are set for all that is started there.
-
-        Args:
-            folder: to work in.
-            seconds: that a command may take.
-            variables: of the environment.
-        """
+        """Link the project's parts into `folder`; `variables` are set for all that is started there."""
         self.folder = folder
         self._seconds = seconds
         self._variables = variables
@@ -37,13 +31,11 @@ class Project:
 
     def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command line of the project's environment."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        home = str(self.folder / "home")
         environment = {
-            **kept,
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))},
             "PWD": str(self.folder),
             "PYTHONPATH": str(ROOT),
-            "PREFECT_HOME": home,
+            "PREFECT_HOME": str(self.folder / "home"),
             "COLUMNS": "400",
             "GRPO_ALLOWED_SOURCES": tempfile.gettempdir(),  # where the tests' models are
             **self._variables,
@@ -60,7 +52,6 @@ class Project:
         return other
 
     def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `grpo`."""
         return self.run("flows.cli", *arguments)
 
     @property
@@ -70,7 +61,6 @@ class Project:
 
     @property
     def stack(self) -> Stack:
-        """The stack that is up."""
         stack = read_stack(self.folder / ".grpo")
         assert stack is not None
         return stack
@@ -90,12 +80,10 @@ class Project:
         return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID" in line)
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask Prefect."""
         with prefect_client(self.stack, 30) as client:
             return client.request(method, path, json=body).raise_for_status().json()
 
     def flow_run(self, run_id: str) -> Any:
-        """Return a flow run."""
         return self.api("GET", f"/flow_runs/{run_id}")
 
     def finished(self, run_id: str) -> Any:

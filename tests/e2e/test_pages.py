@@ -46,10 +46,9 @@ def shell(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             "PREFECT_HOME": str(home),
             "COLUMNS": "400",
         }
-        done = subprocess.run(
+        return subprocess.run(
             ["bash", "-c", line], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
-        return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
 

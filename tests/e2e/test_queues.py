@@ -49,20 +49,12 @@ def runs(project: Project, parent: str) -> list[Any]:
     return found
 
 
-def limits(project: Project) -> dict[str, Any]:
-    """Return {queue: its limit} of the pool, with the pool's own as `pool`."""
-    queues = project.api("POST", "/work_pools/grpo/queues/filter", {})
-    pool = project.api("GET", "/work_pools/grpo")
-    return {"pool": pool["concurrency_limit"], **{queue["name"]: queue["concurrency_limit"] for queue in queues}}
-
-
 def test_status_shows_each_worker_and_up_with_another_number_is_refused(project: Project) -> None:
     lines = project.grpo("status").stdout.splitlines()
     assert [line.split()[:2] for line in lines[2:4]] == [["worker-1", "ready"], ["worker-2", "ready"]]
     refused = project.grpo("up", "--workers", "3")
     assert refused.returncode == 2
     assert "--workers 3: the stack of" in refused.stderr
-    assert "is up with 2; run `grpo down` first" in refused.stderr
 
 
 def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, study_url: str) -> None:
@@ -73,8 +65,7 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     trained = sorted(runs(project, sweep), key=lambda run: run["start_time"])
     assert [run["state_type"] for run in trained] == ["COMPLETED"] * 2
     assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(trained)), "one slot"
-    workers = {tag for run in trained for tag in run["tags"] if tag.startswith("worker:")}
-    assert workers <= {"worker:grpo-local-1", "worker:grpo-local-2"}
+    assert all({"worker:grpo-local-1", "worker:grpo-local-2"} & {*run["tags"]} for run in trained)
     assert len({tuple(sorted(tag for tag in run["tags"] if tag.startswith(("arm:", "seed:")))) for run in trained}) == 2
     table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
     assert table["status"].tolist() == ["finished"] * 2
@@ -116,9 +107,5 @@ def test_down_cancels_a_sweep_with_its_runs_and_ends_both_workers(project: Proje
     done = project.grpo("down")
     assert done.returncode == 0, done.stderr
     assert "cancelling 2 run(s)" in done.stdout
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ended")] == [
-        "worker-2",
-        "worker-1",
-        "mlflow",
-        "prefect",
-    ]
+    ended = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ended")]
+    assert ended == ["worker-2", "worker-1", "mlflow", "prefect"]

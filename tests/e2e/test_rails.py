@@ -42,10 +42,6 @@ def touched(tmp_path: Path) -> Path:
     return tmp_path / "touched"
 
 
-def deployment(project: Project, name: str) -> Any:
-    return project.api("GET", f"/deployments/name/{name}")
-
-
 def variables(touched: Path) -> dict[str, Any]:
     """Job variables that ran code with Prefect's own template: each by itself does."""
     hook = touched.parent / "hook"
@@ -61,7 +57,7 @@ def variables(touched: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["command", "env", "env.PYTHONPATH", "working_dir", "stream_output"])
 def test_a_run_with_a_job_variable_is_refused_by_the_server(project: Project, touched: Path, name: str) -> None:
-    train = deployment(project, "grpo/train")
+    train = project.api("GET", "/deployments/name/grpo/train")
     body = {"job_variables": {name: {**variables(touched), "stream_output": True}[name]}}
     with pytest.raises(httpx.HTTPStatusError) as caught:
         project.api("POST", f"/deployments/{train['id']}/create_flow_run", body)
@@ -71,7 +67,7 @@ def test_a_run_with_a_job_variable_is_refused_by_the_server(project: Project, to
 
 def test_job_variables_that_no_server_checks_reach_no_worker(project: Project, touched: Path) -> None:
     """A flow run that is made without its deployment's checks: the worker leaves out what the template does not name."""
-    train = deployment(project, "grpo/train")
+    train = project.api("GET", "/deployments/name/grpo/train")
     body = {
         "flow_id": train["flow_id"],
         "deployment_id": train["id"],

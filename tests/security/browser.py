@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import tenacity
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -33,7 +34,6 @@ class Browser:
     """One tab."""
 
     def __init__(self, connection: ClientConnection) -> None:
-        """Take the connection to the tab."""
         self._connection = connection
         self._ids = itertools.count(1)
 
@@ -62,12 +62,6 @@ class Browser:
         """Return what the page shows."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
-    def type(self, text: str) -> None:
-        """Type into the field that has the focus, as a keyboard does, and press Enter."""
-        self._ask("Input.insertText", text=text)
-        for kind in ("keyDown", "keyUp"):
-            self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
-
     def write(self, text: str) -> None:
         """Put text in the place of what the field holds that has the focus."""
         self._ask("Input.dispatchKeyEvent", type="rawKeyDown", key="a", code="KeyA", modifiers=2, commands=["selectAll"])
@@ -88,7 +82,9 @@ class Browser:
         """Type a secret where Prefect's page asks for it."""
         self.wait_for("document.querySelector('input[type=password]') !== null")
         self.evaluate("document.querySelector('input[type=password]').focus()")
-        self.type(secret)
+        self._ask("Input.insertText", text=secret)
+        for kind in ("keyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
 
     def log_in(self, address: str, secret: str) -> None:
         """Open Prefect's pages and be let in."""
@@ -141,7 +137,7 @@ def running_browser() -> Iterator[Browser]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         try:
-            with connect(_tab(Path(profile), process), max_size=None, proxy=None) as connection:
+            with connect(_tab(Path(profile)), max_size=None, proxy=None) as connection:
                 yield Browser(connection)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -149,18 +145,13 @@ def running_browser() -> Iterator[Browser]:
             process.wait()
 
 
-def _tab(profile: Path, process: "subprocess.Popen[bytes]") -> str:
+def _tab(profile: Path) -> str:
     """Return the address at which the only tab is steered."""
     file = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + SECONDS
-    while not (file.exists() and "\n" in file.read_text()):
-        assert process.poll() is None, "Chromium has ended"
-        assert time.monotonic() < deadline, "Chromium does not start"
-        time.sleep(0.1)
-    port = int(file.read_text().splitlines()[0])
-    while True:
-        targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
-        if pages := [target for target in targets if target["type"] == "page"]:
-            return str(pages[0]["webSocketDebuggerUrl"])
-        assert time.monotonic() < deadline, "Chromium has no tab"
-        time.sleep(0.1)
+    for attempt in tenacity.Retrying(stop=tenacity.stop_after_delay(SECONDS), wait=tenacity.wait_fixed(0.1), reraise=True):
+        with attempt:
+            port = int(file.read_text().splitlines()[0])
+            targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
+            pages = [target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page"]
+            assert pages, "Chromium has no tab"
+    return str(pages[0])

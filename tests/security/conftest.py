@@ -33,7 +33,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     done = project.grpo("up")
     try:
         assert done.returncode == 0, done.stderr + done.stdout
-        (project.folder / "up.txt").write_text(done.stdout)
         yield project
     finally:
         assert project.grpo("down", "--patience", "5").returncode == 0
@@ -42,8 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 @pytest.fixture(scope="session")
 def stack_door(project: Project) -> Door:
     """Prefect of `grpo up`."""
-    file = project.folder / ".grpo" / "prefect" / "secret"
-    return Door(name="stack", address=project.stack.prefect_address, secret=file.read_text().strip())
+    return Door(name="stack", address=project.stack.prefect_address, secret=project.secret)
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +56,6 @@ def embedded_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     ) as process:
         assert process.stdout is not None
         address, secret = json.loads(process.stdout.readline())
-        assert address, "the embedded server has no address"
-        assert secret, "the embedded server has no secret"
         yield Door(name="embedded", address=address.removesuffix("/api"), secret=secret)
         assert process.stdin is not None
         process.stdin.close()

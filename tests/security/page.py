@@ -99,10 +99,6 @@ def serving(answer: Any) -> Iterator[int]:
     quiet = {"do_GET": answer, "do_POST": answer, "log_message": lambda *_: None}
     handler = type("Handler", (http.server.BaseHTTPRequestHandler,), quiet)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
