@@ -4,15 +4,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import optuna
 import pandas
 import pytest
 import yaml
-from optuna.storages import RDBStorage
 
 from flows.stack.services import service_processes
 from grpo_core.config import apply_overrides
-from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
@@ -57,7 +54,7 @@ def test_status_shows_each_worker_and_up_with_another_number_is_refused(project:
     assert "--workers 3: the stack of" in refused.stderr
 
 
-def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, study_url: str) -> None:
+def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project) -> None:
     sweep = project.start("grpo-sweep/sweep", "sweep=betas", "sweep_dir=runs/one")
     ended = project.finished(sweep)
     assert ended["state_type"] == "COMPLETED", ended["state"]
@@ -69,21 +66,6 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     assert len({tuple(sorted(tag for tag in run["tags"] if tag.startswith(("arm:", "seed:")))) for run in trained}) == 2
     table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
     assert table["status"].tolist() == ["finished"] * 2
-    stored = SweepDir(project.folder / "runs" / "one").read()
-    storage = RDBStorage(study_url)
-    trials = optuna.load_study(study_name=stored.id, storage=storage).trials
-    storage.engine.dispose()
-    assert [trial.value for trial in trials] == pytest.approx(table.groupby("arm")["objective"].mean().tolist())
-
-
-def test_a_deployed_sweep_that_goes_on_finds_its_runs_instead_of_beginning_them_twice(project: Project) -> None:
-    sweep_dir = SweepDir(project.folder / "runs" / "one")
-    sweep_dir.outcomes_file.unlink()  # as if it had been killed before it took note of their ends
-    again = project.finished(project.start("grpo-sweep/resume", "sweep_dir=runs/one"))
-    assert again["state_type"] == "COMPLETED", again["state"]
-    assert {outcome.status for outcome in sweep_dir.read_outcomes().values()} == {"finished"}
-    of_sweep = {"flow_runs": {"tags": {"all_": [f"sweep:{sweep_dir.read().id}"]}}}
-    assert sum("arm:000" in run["tags"] for run in project.api("POST", "/flow_runs/filter", of_sweep)) == 1
 
 
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:

@@ -104,9 +104,3 @@ def test_code_in_parameters_is_refused_by_name(project: Project, touched: Path) 
         assert named in ended["state"]["message"], key
     assert not (project.folder / "foreign-code-ran").exists()
     assert not (project.folder / "runs").exists()
-
-
-def test_an_allowed_module_is_taken(project: Project) -> None:
-    overrides = {"rewards": [{"fn": "mine:score"}], "training.steps": 1, "evaluation.every_steps": None}
-    run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(overrides)}")
-    assert project.finished(run_id)["state_type"] == "COMPLETED"

@@ -40,14 +40,13 @@ def finished(project: Project) -> str:
 
 
 def test_up_again_changes_nothing_and_status_tells_the_addresses(project: Project) -> None:
-    before, processes = project.stack, service_processes(project.stack.folder)
+    before = (project.stack, service_processes(project.stack.folder))
     assert project.grpo("up").returncode == 0
-    assert project.stack == before
-    assert service_processes(before.folder) == processes
+    assert (project.stack, service_processes(project.stack.folder)) == before
     status = project.grpo("status", "--json")
     services = {service["name"]: service for service in json.loads(status.stdout)["services"]}
     assert {service["condition"] for service in services.values()} == {"ready"}
-    assert services["prefect"]["address"] == before.prefect_address
+    assert services["prefect"]["address"] == project.stack.prefect_address
 
 
 def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, finished: str) -> None:
@@ -69,36 +68,6 @@ def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, fini
     assert (tracked_run.info.run_name, tracked_run.info.status) == (run["name"], "FINISHED")
     assert "| `loss.beta` | 0.04 | 0.0 |" in tracked_run.data.tags["mlflow.note.content"]
     assert tracked_run.data.tags["prefect.flow_run_url"] == f"{project.stack.prefect_address}/runs/flow-run/{finished}"
-
-
-def test_an_evaluation_of_a_run_in_mlflow_on_other_data(project: Project, finished: str) -> None:
-    rows = [{"question": f"{a} + 1 =", "answer": str(a + 1)} for a in range(5)]
-    (project.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tracked = json.loads((project.run_dir(finished) / "tracking.json").read_text())
-    overrides = {"rewards": [{"fn": "exact_answer"}]}
-    run_id = project.start(
-        "grpo-evaluate/evaluate",
-        f'policy="{tracked["run_id"]}"',
-        "data=file:sums.jsonl",
-        f"overrides={json.dumps(overrides)}",
-        'run_dir="runs/evaluation"',
-    )
-    assert project.finished(run_id)["state_type"] == "COMPLETED"
-    facts = json.loads((project.run_dir(run_id) / "eval" / "base.json").read_text())
-    assert (facts["set"], facts["step"], facts["num_prompts"]) == ("sums", 4, 5)
-    evaluation = json.loads((project.run_dir(run_id) / "tracking.json").read_text())
-    history = MlflowClient(tracking_uri=evaluation["uri"]).get_metric_history(evaluation["run_id"], "eval/sums/greedy_accuracy")
-    assert [metric.step for metric in history] == [4]
-
-
-def test_an_export_that_is_registered_in_the_stack_s_mlflow(project: Project, finished: str) -> None:
-    run_dir = project.run_dir(finished)
-    run_id = project.start("grpo-export/export", f'run="runs/{run_dir.name}"', "register_as=sums", 'to="runs/exports/sums"')
-    assert project.finished(run_id)["state_type"] == "COMPLETED"
-    assert (project.folder / "runs" / "exports" / "sums" / "README.md").is_file()
-    tracked = json.loads((run_dir / "tracking.json").read_text())
-    (version,) = MlflowClient(tracking_uri=tracked["uri"]).search_model_versions("name = 'sums'")
-    assert version.run_id == tracked["run_id"]
 
 
 def test_grpo_train_uses_the_stack_that_is_up_here(project: Project) -> None:
@@ -123,14 +92,6 @@ def test_a_wrong_parameter_makes_no_run(project: Project, parameter: str, reason
     assert reason in done.stdout + done.stderr
 
 
-def test_a_wrong_override_fails_the_run_with_its_reason_before_anything_starts(project: Project) -> None:
-    run_id = project.start("grpo/train", "config=tiny", "beta=0.1", 'overrides={"loss.beta": 0.2}', 'run_dir="runs/twice"')
-    run = project.finished(run_id)
-    assert run["state_type"] == "FAILED"
-    assert "loss.beta: given twice" in run["state"]["message"]
-    assert not project.run_dir(run_id).exists()
-
-
 def test_preparation_is_cached_and_cancelling_finishes_the_step_and_leaves_no_process(project: Project, finished: str) -> None:
     run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/cancelled"')
     journal = project.folder / "runs" / "cancelled" / "journal.jsonl"
@@ -139,17 +100,12 @@ def test_preparation_is_cached_and_cancelling_finishes_the_step_and_leaves_no_pr
     assert wait_for(lambda: (run := project.flow_run(run_id))["state_type"] == "CANCELLED" and run)
     states = project.task_states(run_id)
     assert (states["read-prompts"], states["digest-weights"]) == ("Cached", "Cached")
-    data = [folder / "data" / "manifest.json" for folder in (project.run_dir(finished), journal.parent)]
-    assert data[0].read_text() == data[1].read_text()
     end = read_journal(journal)[-1]
     assert (end.kind, end.data["reason"]) == ("end", "SIGTERM")
     assert (journal.parent / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
     assert run_processes(project.stack.folder) == []
     tracked = json.loads((journal.parent / "tracking.json").read_text())
-    client = MlflowClient(tracking_uri=tracked["uri"])
-    assert client.get_run(tracked["run_id"]).info.status == "KILLED"
-    shipped = [metric.step for metric in client.get_metric_history(tracked["run_id"], "progress/step")]
-    assert shipped == list(range(1, end.step + 1))
+    assert MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"]).info.status == "KILLED"
 
 
 def test_a_run_outlives_its_worker_and_a_killed_flow_is_retried_from_its_checkpoint(project: Project) -> None:

@@ -5,13 +5,11 @@ One file, so that parallel tests start the stack once. The servers are real, the
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import create_connection
 
 import httpx
 import pytest
-import yaml
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -21,7 +19,6 @@ from tests.e2e.project import Project, wait_for
 from tests.security.attacks import SOCKETS, Attack, attacks, event
 from tests.security.browser import EVIL_HOST, Browser
 from tests.security.doors import DEPLOYMENT, FLOW, POOL, VARIABLE, Door, authorization
-from tests.security.page import serving
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
@@ -146,18 +143,6 @@ def log_in(browser: Browser, door: Door) -> None:
             browser.wait_for("document.body.innerText.includes('Dashboard')")
 
 
-def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, project: Project) -> None:
-    browser.open(stack_door.address + "/")
-    browser.evaluate("localStorage.clear()")
-    browser.open(stack_door.address + "/")
-    browser.wait_for("document.querySelector('input[type=password]') !== null")
-    assert "Dashboard" not in browser.text()
-    log_in(browser, stack_door)
-    browser.open(stack_door.address + "/v2/deployments")
-    deployments = len(yaml.safe_load((project.folder / "prefect.yaml").read_text())["deployments"])
-    browser.wait_for(f"document.body.innerText.includes('{deployments} Deployments')")
-
-
 def test_the_owner_is_let_in(door: Door) -> None:
     """The same requests with the secret; otherwise every request could be refused for reasons of its own."""
     one = door.read("GET", f"/api/deployments/name/{FLOW}/{DEPLOYMENT}")
@@ -193,20 +178,6 @@ def test_the_secret_is_where_its_owner_reads_it_and_nowhere_else(project: Projec
     assert holders == {settings, secret_file}
     for process in marked_processes(project.folder / ".grpo"):
         assert stack_door.secret not in " ".join(process.cmdline())
-
-
-def test_the_secret_is_sent_to_no_other_server(project: Project) -> None:
-    """A server that the user has chosen, in the folder of a stack."""
-    seen: list[str | None] = []
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        seen.append(request.headers.get("Authorization"))
-        request.send_error(404)
-
-    with serving(answer) as port:
-        chosen = project.with_variables(PREFECT_API_URL=f"http://127.0.0.1:{port}/api", PREFECT_CLIENT_MAX_RETRIES="0")
-        assert chosen.grpo("train", "sums_tiny_cpu", "training.steps=2").returncode != 0
-    assert set(seen) == {None}
 
 
 def test_mlflow_refuses_foreign_hosts_and_origins(project: Project, browser: Browser, page_port: int) -> None:
