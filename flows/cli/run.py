@@ -122,8 +122,10 @@ def train(
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
         return
-    config = _begun(config, {"--repair": repair, "--tracking-uri": tracking_uri})
-    values = parse_overrides(overrides or [])
+    _train(_begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or []), run_dir)
+
+
+def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     from grpo_core.run.imports import import_folders
     from grpo_core.run.preflight import require_start
 

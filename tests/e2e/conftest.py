@@ -73,7 +73,6 @@ def finished_run(
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
-    """Address of a PostgreSQL server of its own, `postgresql+psycopg://...`; skips where PostgreSQL is not installed."""
     reason = why_no_postgres()
     if reason is not None:
         sys.stdout.write(f"skipped: {reason}\n")

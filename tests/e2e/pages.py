@@ -94,12 +94,10 @@ def all_commands() -> dict[str, list[str]]:
 
 
 def rule_of(command: str) -> Rule | None:
-    """Return the first rule that matches a command, None where there is none."""
     return next((rule for rule in RULES if re.fullmatch(rule.pattern, command)), None)
 
 
 def as_run(command: str, rule: Rule) -> str:
-    """Return a command with what its rule replaces."""
     for text, other in rule.instead.items():
         command = command.replace(text, other)
     return command

@@ -17,7 +17,6 @@ USER = "grpo"
 
 
 def why_no_postgres() -> str | None:
-    """Return why no server can be started here, None if one can."""
     missing = [program for program in ("initdb", "postgres") if shutil.which(program) is None]
     return f"PostgreSQL is not installed here: {' and '.join(missing)} not on PATH" if missing else None
 

@@ -30,7 +30,6 @@ class Project:
             (folder / part).symlink_to(ROOT / part)
 
     def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command line of the project's environment."""
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))},
             "PWD": str(self.folder),
@@ -46,7 +45,6 @@ class Project:
         )
 
     def with_variables(self, **variables: str) -> Self:
-        """Return the same folder, with other variables set."""
         other = copy(self)
         other._variables = {**self._variables, **variables}
         return other
@@ -56,7 +54,6 @@ class Project:
 
     @property
     def secret(self) -> str:
-        """What Prefect's pages ask for."""
         return (self.folder / ".grpo" / "prefect" / "secret").read_text().strip()
 
     @property
@@ -66,14 +63,12 @@ class Project:
         return stack
 
     def kill(self, service: str) -> None:
-        """Kill the processes of a service of the stack that is up."""
         processes = service_processes(self.stack.folder)[service]
         for process in processes:
             process.kill()
         psutil.wait_procs(processes)
 
     def start(self, deployment: str, *parameters: str) -> str:
-        """Start a deployment; return the id of its flow run."""
         pairs = [word for parameter in parameters for word in ("--param", parameter)]
         done = self.run("prefect", "deployment", "run", deployment, *pairs)
         assert done.returncode == 0, done.stderr + done.stdout
@@ -87,11 +82,9 @@ class Project:
         return self.api("GET", f"/flow_runs/{run_id}")
 
     def finished(self, run_id: str) -> Any:
-        """Wait for the end of a flow run and return it."""
         return wait_for(lambda: (run := self.flow_run(run_id)) and run["end_time"] and run)
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder that a flow run was given."""
         return self.folder / self.flow_run(run_id)["parameters"]["run_dir"]
 
     def task_states(self, run_id: str) -> dict[str, str]:
@@ -101,7 +94,6 @@ class Project:
 
 
 def wait_for(condition: Any, seconds: float = 180) -> Any:
-    """Return the condition's first value that is true."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"

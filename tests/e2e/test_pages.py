@@ -133,7 +133,6 @@ def test_what_a_command_names_exists(command: str, copied: Path, shell: Callable
 
 
 def parameters_of(deployment: str) -> set[str]:
-    """Return the parameters of a deployment `flow/name` of prefect.yaml."""
     flow, _, name = deployment.partition("/")
     described = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     entrypoints = [entry["entrypoint"].rpartition(".") for entry in described if entry["name"] == name]

@@ -41,7 +41,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
 
 
 def runs(project: Project, parent: str) -> list[Any]:
-    """Return the flow runs that a flow run has started."""
     found: list[Any] = project.api("POST", "/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [parent]}}})
     return found
 

@@ -48,8 +48,6 @@ ACTS = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 @dataclass(frozen=True)
 class Told:
-    """What three commands have left behind."""
-
     folder: Path
     trained: Finished
     evaluated: Finished
@@ -80,7 +78,6 @@ def watched_command_lines() -> Iterator[set[bytes]]:
 
 @pytest.fixture(scope="module")
 def prefect_files(prefect_api: str) -> Callable[[], list[Path]]:
-    """Return a function that lists the files of the server's database."""
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
     database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
@@ -158,8 +155,6 @@ def test_no_character_acts_on_the_terminal(told: Told) -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """Tags, addresses and text of a page."""
-
     def __init__(self, markdown: str) -> None:
         super().__init__()
         self.tags: list[str] = []

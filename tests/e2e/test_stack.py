@@ -33,7 +33,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
 
 @pytest.fixture(scope="module")
 def finished(project: Project) -> str:
-    """A finished run of grpo/train."""
     run_id = project.start("grpo/train", "config=tiny", "beta=0", "ref_sync_steps=3", 'run_dir="runs/one"')
     assert project.finished(run_id)["state_type"] == "COMPLETED"
     return run_id
@@ -144,7 +143,6 @@ def test_a_run_outlives_its_worker_and_a_killed_flow_is_retried_from_its_checkpo
 
 
 def last_step(run_dir: Path) -> int:
-    """Return the last finished step of a run."""
     file = run_dir / "journal.jsonl"
     return max((record.step for record in read_journal(file)), default=0) if file.exists() else 0
 

@@ -63,7 +63,6 @@ class Command:
         return self.process.stdout.readline().strip()
 
     def ready(self) -> tuple[str, str]:
-        """Wait for its server and return (address, secret)."""
         assert self.line() == "begins"
         found = self.line()
         assert found, self.process.stderr and self.process.stderr.read()
@@ -71,7 +70,6 @@ class Command:
         return address, secret
 
     def family(self) -> list[psutil.Process]:
-        """Return all processes that it has started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -38,7 +38,6 @@ COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)
 
 
 def mode(path: Path) -> int:
-    """Return who may do what with a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 

@@ -26,30 +26,24 @@ SETTLE_SECONDS = 0.5
 
 
 def chromium() -> str | None:
-    """Return the path of Chromium; None where it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab."""
-
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._ids = itertools.count(1)
 
     def open(self, address: str) -> None:
-        """Open a page and wait until it is loaded."""
         self._ask("Page.navigate", url=address)
         self.wait_for(f"document.readyState === 'complete' && location.href !== 'about:blank' && {json.dumps(address)} && true")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page; a promise is waited for."""
         answer = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, condition: str, seconds: float = SECONDS) -> Any:
-        """Return the first value of an expression that is true."""
         deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(AssertionError):  # the page may be between two documents
@@ -59,7 +53,6 @@ class Browser:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """Return what the page shows."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
     def write(self, text: str) -> None:
@@ -79,7 +72,6 @@ class Browser:
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def enter_secret(self, secret: str) -> None:
-        """Type a secret where Prefect's page asks for it."""
         self.wait_for("document.querySelector('input[type=password]') !== null")
         self.evaluate("document.querySelector('input[type=password]').focus()")
         self._ask("Input.insertText", text=secret)
@@ -87,7 +79,6 @@ class Browser:
             self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
 
     def log_in(self, address: str, secret: str) -> None:
-        """Open Prefect's pages and be let in."""
         self.open(f"{address}/")
         self.enter_secret(secret)
         self.wait_for("document.body.innerText.includes('Dashboard')")
@@ -97,7 +88,6 @@ class Browser:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, file: Path) -> None:
-        """Write what the page looks like as PNG."""
         file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
 
     def _ask(self, method: str, **parameters: Any) -> Any:

@@ -27,7 +27,6 @@ sys.stdin.read()
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """A folder in which `grpo up` has started the stack."""
     project = Project(tmp_path_factory.mktemp("project"))
     (project.folder / "configs").symlink_to(ROOT / "configs")
     done = project.grpo("up")
@@ -40,13 +39,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture(scope="session")
 def stack_door(project: Project) -> Door:
-    """Prefect of `grpo up`."""
     return Door(name="stack", address=project.stack.prefect_address, secret=project.secret)
 
 
 @pytest.fixture(scope="session")
 def embedded_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """The embedded Prefect of a command that runs."""
     folder = tmp_path_factory.mktemp("embedded")
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment: dict[str, Any] = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "home")}
@@ -72,7 +69,6 @@ def door(request: pytest.FixtureRequest) -> Door:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """A real Chromium; skips where there is none."""
     if chromium() is None:
         reason = "Chromium is not installed (apt-get install chromium)"
         sys.stdout.write(f"skipped: {reason}\n")
@@ -83,7 +79,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def page_port() -> Iterator[int]:
-    """Port of a web server with a hostile page."""
     with serving_page() as port:
         yield port
 

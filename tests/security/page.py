@@ -81,8 +81,6 @@ async function tryAll(attacks, sockets, event) {
 
 @contextmanager
 def serving_page() -> Iterator[int]:
-    """Serve the page, whatever is asked for; yield the port."""
-
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Type", "text/html; charset=utf-8")

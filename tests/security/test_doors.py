@@ -93,7 +93,6 @@ def talk(door: Door, path: str, headers: dict[str, str], protocols: list[Subprot
 
 
 def open_socket(door: Door, path: str, headers: dict[str, str], protocols: list[Subprotocol] | None) -> ClientConnection:
-    """Open a socket to the server under any host's name."""
     return connect(
         f"ws://{headers.get('Host', f'127.0.0.1:{door.port}')}{path}",
         sock=create_connection(("127.0.0.1", door.port), 30),

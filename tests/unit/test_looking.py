@@ -23,7 +23,6 @@ Make = Callable[..., RunDir]
 
 
 def grpo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the command; return its exit code and what it printed."""
     command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", command, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
