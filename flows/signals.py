@@ -60,36 +60,29 @@ def ended_like_ctrl_c() -> Iterator[None]:
         sys.exit(128 + requests.first if requests.first and error.code == 128 + signal.SIGINT else error.code)
 
 
-@contextmanager
-def signals_of_the_command() -> Iterator[None]:
-    """Let the command's own handling of SIGTERM count inside a flow; in Prefect's, each of several signals is a request.
-
-    In a worker's process, a notebook or a thread nothing is changed.
-    """
-    if _installed is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, _installed.handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def ends_when_asked(work: Callable[P, T]) -> Callable[P, T]:
-    """Return a flow's work such that it ends as signals to the command ask, and in Cancelled if its flow run is cancelled."""
+    """Return a flow's work such that it ends as signals to the command ask, and in Cancelled if its flow run is cancelled.
+
+    In Prefect's own handling of SIGTERM, each of several signals is a request. In a worker's process, a notebook or a thread
+    nothing is changed.
+    """
     from prefect.states import Cancelled  # here: the command imports this file, and Prefect takes seconds
 
     from tasks.process.cancellation import RunCancelledError
 
     @wraps(work)
     def ended(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = signal.getsignal(signal.SIGTERM)
+        is_main = threading.current_thread() is threading.main_thread()
+        requests = _installed if is_main and before is not signal.SIG_IGN else None
         try:
-            with signals_of_the_command():
-                return work(*args, **kwargs)
+            if requests is not None:
+                signal.signal(signal.SIGTERM, requests.handle)
+            return work(*args, **kwargs)
         except RunCancelledError as error:
             return cast("T", Cancelled(message=str(error)))  # a flow that returns a state ends in it
+        finally:
+            if requests is not None:
+                signal.signal(signal.SIGTERM, before)
 
     return ended

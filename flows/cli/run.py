@@ -4,16 +4,17 @@ The first line of each is its folder, and the last one, where it did not finish,
 """
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flows.cli.experiment import Overrides, complete_config, complete_sweep
-from flows.stack.servers import TrackingUri, runs_in_prefect, track_at, use_stack
+from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
@@ -24,12 +25,14 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.pass_sizes import sizes_to_lower
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
+from tasks.process.context import prefect_is_embedded
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
     from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["cut"]
+HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
 OF_MODEL = "model."
 """How messages about a model that cannot be used begin: with the key that names it."""
@@ -217,10 +220,15 @@ def reproduce(
 
 
 def _show(summary: "RunSummary") -> None:
-    """Print what came of a run and where to look at it."""
+    """Print what came of a run and where to look at it.
+
+    An embedded server is gone then; its database stays. `prefect server start` shows it to everybody on this machine, and to
+    every page in a browser, unless it is given a secret.
+    """
     echo()
+    server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
-    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", runs_in_prefect()))
+    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", server or HISTORY))
     echo_result(facts, places, summary.problems)
     if summary.is_identical is None and summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)

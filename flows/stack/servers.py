@@ -22,12 +22,10 @@ from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_private
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
 from tasks.credentials import is_same_address, use_address
-from tasks.process.context import prefect_is_embedded
 
 SETTINGS = Path("prefect.toml")
 MARK = "# Written by `grpo up`, removed by `grpo down`: the stack in "
 DEFAULT_FOLDER = Path(".grpo")
-HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 
 
 def use_stack() -> None:
@@ -83,16 +81,6 @@ def track_at(confirmed: str | None) -> None:
                 use_address(stack.mlflow_address)
 
 
-def runs_in_prefect() -> str:
-    """Return where the flow runs of this command can be seen later: the server's address, or how to start one.
-
-    An embedded server is gone then. Its database stays, and `prefect server start` shows it: to everybody on this machine and
-    to every page in a browser, unless it is given a secret, which its UI asks for.
-    """
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    return server if server and not prefect_is_embedded() else HISTORY
-
-
 def write_client_settings(stack: Stack) -> None:
     """Let commands in the project's folder find the stack and its secret without an exported variable.
 
@@ -114,15 +102,15 @@ def write_client_settings(stack: Stack) -> None:
 def remove_client_settings(stack: Stack) -> None:
     """Remove the file if it is of this stack."""
     file = stack.project / SETTINGS
-    if file.exists() and _folder_in(file) == stack.folder:
+    if _folder_in(file) == stack.folder:
         file.unlink()
 
 
 def folder_here() -> Path:
     """Return the folder of the stack that was started in the working folder, `.grpo` if none was."""
-    return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
+    return _folder_in(SETTINGS) or DEFAULT_FOLDER
 
 
 def _folder_in(file: Path) -> Path | None:
-    first = file.read_text(errors="replace").partition("\n")[0]
+    first = file.read_text(errors="replace").partition("\n")[0] if file.exists() else ""
     return Path(first.removeprefix(MARK)) if first.startswith(MARK) else None
