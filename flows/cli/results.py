@@ -277,4 +277,4 @@ def clean(
     for text in found.skipped:
         echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
-    echo(f"{total} {'removed' if yes else 'can go; --yes removes them'}")
+    echo(f"{total} {'removed' if yes else 'can go; --yes removes them' if found.items else 'can go'}")

@@ -148,7 +148,7 @@ def _begun(what: str | None, of_resume: dict[str, object]) -> str:
     if given := [option for option, value in of_resume.items() if value]:
         raise ConfigError(f"{given[0]}: is for what is resumed; give --resume FOLDER, too (where a run tracks: tracking.uri)")
     if what is None:
-        raise ConfigError("give a preset or a file to begin with (`grpo train quickstart`), or --resume FOLDER")
+        raise ConfigError("give a preset (`quickstart`), a sweep or a file to begin with, or --resume FOLDER")
     return what
 
 
