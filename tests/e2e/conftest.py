@@ -73,9 +73,7 @@ def finished_run(
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
-    reason = why_no_postgres()
-    if reason is not None:
-        sys.stdout.write(f"skipped: {reason}\n")
+    if (reason := why_no_postgres()) is not None:
         pytest.skip(reason)
     with private_postgres() as address:
         yield address

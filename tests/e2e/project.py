@@ -5,6 +5,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -51,6 +53,16 @@ class Project:
 
     def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.run("flows.cli", *arguments)
+
+    @contextmanager
+    def up(self, *options: str) -> Iterator[Self]:
+        """Have the stack up while inside."""
+        done = self.grpo("up", *options)
+        try:
+            assert done.returncode == 0, done.stderr + done.stdout
+            yield self
+        finally:
+            assert self.grpo("down", "--patience", "20").returncode == 0
 
     @property
     def secret(self) -> str:

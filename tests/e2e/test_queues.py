@@ -32,12 +32,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     (project.folder / "configs" / "sweeps").mkdir(parents=True)
     (project.folder / "configs" / "sweeps" / "betas.yaml").write_text(yaml.safe_dump(SWEEP))
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, SHORT)))
-    done = project.grpo("up", "--slots", "1", "--workers", "2")
-    try:
-        assert done.returncode == 0, done.stderr + done.stdout
+    with project.up("--slots", "1", "--workers", "2"):
         yield project
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
 
 
 def runs(project: Project, parent: str) -> list[Any]:

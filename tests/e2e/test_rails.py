@@ -17,8 +17,13 @@ from tests.e2e.project import ROOT, Project
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
-MINE = "def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n"
-FOREIGN = 'from pathlib import Path\n\nPath("foreign-code-ran").touch()\n' + MINE
+FOREIGN = """
+from pathlib import Path
+
+Path("foreign-code-ran").touch()
+def score(prompts, completions, **columns):
+    return [0.0 for _ in completions]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +31,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     project = Project(tmp_path_factory.mktemp("project"))
     (project.folder / "configs").mkdir()
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
-    (project.folder / "mine.py").write_text(MINE)
     (project.folder / "foreign.py").write_text(FOREIGN)
-    done = project.grpo("up", "--allow-reward", "mine")
-    try:
-        assert done.returncode == 0, done.stderr + done.stdout
+    with project.up():
         yield project
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
 
 
 @pytest.fixture

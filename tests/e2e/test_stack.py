@@ -23,12 +23,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     project = Project(tmp_path_factory.mktemp("project"))
     (project.folder / "configs").mkdir()
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
-    done = project.grpo("up", "--allow-reward", "tests.e2e.slow_reward")
-    try:
-        assert done.returncode == 0, done.stderr + done.stdout
+    with project.up("--allow-reward", "tests.e2e.slow_reward"):
         yield project
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
 
 
 @pytest.fixture(scope="module")

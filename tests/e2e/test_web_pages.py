@@ -27,31 +27,27 @@ def test_the_form_starts_what_was_filled_in_and_the_printed_link_shows_its_curve
     (project.folder / "configs").mkdir()
     for name in ("quickstart", "tiny"):
         (project.folder / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(tiny_values))
-    try:
-        assert project.grpo("up").returncode == 0
-        with running_browser() as browser:
-            browser.log_in(project.stack.prefect_address, project.secret)
-            deployment = project.api("GET", "/deployments/name/grpo/train")["id"]
-            browser.open(f"{project.stack.prefect_address}/v2/deployments/deployment/{deployment}/run")
-            browser.wait_for("document.body.innerText.includes('ref_sync_steps')")
-            assert 'type "None"' not in browser.text()
-            browser.click(with_text("button", "quickstart"))
-            browser.click(with_text("[role=option]", "tiny"))
-            browser.click("document.querySelector('input[type=number]')")  # the first: beta
-            browser.write("0.5")
-            browser.click("document.querySelector('.cm-content')")
-            browser.write(json.dumps({"reference.sync_steps": 3}))
-            browser.click(with_text("button", "Submit"))
-            (created,) = wait_for(lambda: project.api("POST", "/flow_runs/filter", {}))
-            submitted = project.finished(created["id"])
-            assert (submitted["state_type"], submitted["name"]) == ("COMPLETED", NAME)
-            assert submitted["parameters"] == {"config": "tiny", "beta": 0.5, "overrides": {"reference.sync_steps": 3}}
-            (file,) = (project.folder / "runs").glob("*/tracking.json")
-            address = f"{project.stack.mlflow_address}/#/experiments/{json.loads(file.read_text())['experiment_id']}/runs"
-            browser.resize(1600, 2400)
-            browser.open(f"{address}?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=grpo")
-            for title in ("kl/ref/drift", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"):
-                browser.wait_for(f"document.body.innerText.includes({json.dumps(title)})")
-            browser.wait_for("document.querySelectorAll('.js-plotly-plot').length >= 3")
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
+    with project.up(), running_browser() as browser:
+        browser.log_in(project.stack.prefect_address, project.secret)
+        deployment = project.api("GET", "/deployments/name/grpo/train")["id"]
+        browser.open(f"{project.stack.prefect_address}/v2/deployments/deployment/{deployment}/run")
+        browser.wait_for("document.body.innerText.includes('ref_sync_steps')")
+        assert 'type "None"' not in browser.text()
+        browser.click(with_text("button", "quickstart"))
+        browser.click(with_text("[role=option]", "tiny"))
+        browser.click("document.querySelector('input[type=number]')")  # the first: beta
+        browser.write("0.5")
+        browser.click("document.querySelector('.cm-content')")
+        browser.write(json.dumps({"reference.sync_steps": 3}))
+        browser.click(with_text("button", "Submit"))
+        (created,) = wait_for(lambda: project.api("POST", "/flow_runs/filter", {}))
+        submitted = project.finished(created["id"])
+        assert (submitted["state_type"], submitted["name"]) == ("COMPLETED", NAME)
+        assert submitted["parameters"] == {"config": "tiny", "beta": 0.5, "overrides": {"reference.sync_steps": 3}}
+        (file,) = (project.folder / "runs").glob("*/tracking.json")
+        address = f"{project.stack.mlflow_address}/#/experiments/{json.loads(file.read_text())['experiment_id']}/runs"
+        browser.resize(1600, 2400)
+        browser.open(f"{address}?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=grpo")
+        for title in ("kl/ref/drift", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"):
+            browser.wait_for(f"document.body.innerText.includes({json.dumps(title)})")
+        browser.wait_for("document.querySelectorAll('.js-plotly-plot').length >= 3")
