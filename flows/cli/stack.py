@@ -41,7 +41,7 @@ def up(
         "allow_reward": module_names(allow_reward) if allow_reward else None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    stack = start_stack(folder or folder_here(), given, echo)
+    stack = start_stack(folder or folder_here(), given)
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
     echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
@@ -54,9 +54,7 @@ def down(
     """End what `grpo up` started, after cancelling its runs."""
     from flows.stack.control import end_stack
 
-    folder = folder or folder_here()
-    if not end_stack(folder, patience, echo):
-        echo(f"nothing is up in {folder}")
+    end_stack(folder or folder_here(), patience)
 
 
 def show_stack(folder: Path | None, as_json: bool) -> None:

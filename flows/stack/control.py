@@ -1,7 +1,7 @@
 """Start, end and status of the local stack."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from flows.stack.services import (
     workers,
 )
 from flows.stack.state import FILE, Stack, claim_folder, prefect_client, read_stack
+from flows.terminal import echo
 from grpo_core.errors import StackError
 from tasks.links import mlflow_home_page
 from tasks.process.context import FLOW_RUN_VARIABLE
@@ -38,16 +39,13 @@ TAIL_LINES = 8
 """Last lines of a log that a message quotes; the reason comes before the lines of the shutdown."""
 POLL_SECONDS = 0.3
 
-Report = Callable[[str], None]
 
-
-def start_stack(folder: Path, given: Mapping[str, Any], report: Report) -> Stack:
+def start_stack(folder: Path, given: Mapping[str, Any]) -> Stack:
     """Start what of the stack does not run yet and return once everything is ready.
 
     Args:
         folder: where state, databases, artifacts and logs are.
         given: what the user chooses, by field of `Stack`; the rest is that of the stack that is up, else the default.
-        report: takes a line for each thing that is ready.
 
     Raises:
         StackError: a port is busy, the folder is not a stack's, or a service does not become ready; what this call had
@@ -58,39 +56,38 @@ def start_stack(folder: Path, given: Mapping[str, Any], report: Report) -> Stack
         stack = _planned(folder.resolve(), given)
         running = service_processes(stack.folder).keys()
         try:
-            _start(stack, report)
+            _start(stack)
         except BaseException:
-            _end_services(stack, [service for service in services(stack) if service not in running], lambda _: None)
+            _end_services(stack, [service for service in services(stack) if service not in running])
             if not running:
                 _forget(stack)
             raise
     return stack
 
 
-def end_stack(folder: Path, patience: float, report: Report) -> bool:
-    """End what `start_stack` has started in this folder and nothing else; return whether there was anything.
+def end_stack(folder: Path, patience: float) -> None:
+    """End what `start_stack` has started in this folder and nothing else.
 
     Runs under way are cancelled first: each finishes its step and checkpoints.
 
     Args:
         folder: of the stack.
         patience: how long, in seconds, running trainings may take to finish their step before they are killed.
-        report: takes a line for each thing that happens.
 
     Raises:
         StackError: the folder is another user's or a link.
     """
     stack = read_stack(folder)
     if stack is None:
-        return False
+        echo(f"nothing is up in {folder}")
+        return
     with FileLock(folder / "lock"):
-        waiting = _end_runs(stack, patience, report)
-        _end_services(stack, services(stack), report)
+        waiting = _end_runs(stack, patience)
+        _end_services(stack, services(stack))
         end_processes(marked_processes(stack.folder), END_SECONDS)
         if waiting:
-            report(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
+            echo(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
         _forget(stack)
-    return True
 
 
 def _planned(folder: Path, given: Mapping[str, Any]) -> Stack:
@@ -107,25 +104,25 @@ def _planned(folder: Path, given: Mapping[str, Any]) -> Stack:
     return known
 
 
-def _start(stack: Stack, report: Report) -> None:
+def _start(stack: Stack) -> None:
     write_client_settings(stack)
     alive = service_processes(stack.folder)
     for service in {PREFECT, MLFLOW} - alive.keys():
         start_service(stack, service)
     _await_ready(stack, PREFECT)
-    report(f"Prefect  {stack.prefect_address}")
-    report(f"         the browser asks once for the secret in {stack.secret_file}")
+    echo(f"Prefect  {stack.prefect_address}")
+    echo(f"         the browser asks once for the secret in {stack.secret_file}")
     with prefect_client(stack, SET_UP_SECONDS) as client:
         set_up(client, stack.slots, stack_environment(stack))
-        report("         work pool and deployments are registered")
+        echo("         work pool and deployments are registered")
         _await_ready(stack, MLFLOW)
-        report(f"MLflow   {mlflow_home_page(stack.mlflow_address)}")
+        echo(f"MLflow   {mlflow_home_page(stack.mlflow_address)}")
         # Beside a live worker, which may be about to start the process of a run, it is not known that a run has lost its own.
         if alive.keys().isdisjoint(workers(stack)):
             living = {variables.get(FLOW_RUN_VARIABLE) for variables in marked_processes(stack.folder).values()}
             why = "its process was gone when the stack was started"
             if lost := crash_runs(client, lambda run: run["id"] not in living, why):
-                report(f"         {lost} run(s) of before had lost their process and are Crashed now")
+                echo(f"         {lost} run(s) of before had lost their process and are Crashed now")
         for worker in workers(stack):
             if worker not in alive:
                 # Its record of before would pass for the new one's.
@@ -134,7 +131,7 @@ def _start(stack: Stack, report: Report) -> None:
     for worker in workers(stack):
         _await_ready(stack, worker)
     how_many = f"{stack.workers} together take" if stack.workers > 1 else "takes"
-    report(f"worker   {how_many} {stack.slots} run(s) at a time")
+    echo(f"worker   {how_many} {stack.slots} run(s) at a time")
 
 
 def _await_ready(stack: Stack, service: str) -> None:
@@ -147,7 +144,7 @@ def _await_ready(stack: Stack, service: str) -> None:
             raise StackError(f"{service}: {condition}; its log, {log}, ends with:\n{last}")
 
 
-def _end_runs(stack: Stack, patience: float, report: Report) -> int:
+def _end_runs(stack: Stack, patience: float) -> int:
     """Cancel the runs and wait for their processes; return how many runs have not begun."""
     waiting, awaited = 0, run_processes
     try:
@@ -159,23 +156,23 @@ def _end_runs(stack: Stack, patience: float, report: Report) -> int:
             process.terminate()
         count = len(working)
     if count:
-        report(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
+        echo(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
     deadline = time.monotonic() + patience
     while remaining := awaited(stack.folder):
         if time.monotonic() > deadline:
-            report(f"{len(remaining)} process(es) of runs were ended after {patience:.0f} s; their last checkpoint stays")
+            echo(f"{len(remaining)} process(es) of runs were ended after {patience:.0f} s; their last checkpoint stays")
             break
         time.sleep(POLL_SECONDS)
     end_processes(run_processes(stack.folder), END_SECONDS)
     return waiting
 
 
-def _end_services(stack: Stack, names: list[str], report: Report) -> None:
+def _end_services(stack: Stack, names: list[str]) -> None:
     alive = service_processes(stack.folder)
     for name in reversed(names):
         if name in alive:
             end_processes(alive[name], END_SECONDS)
-            report(f"{name:8} ended")
+            echo(f"{name:8} ended")
 
 
 def _forget(stack: Stack) -> None:

@@ -34,7 +34,7 @@ from tasks.process.context import FLOW_RUN_VARIABLE
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"]
-COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)]
+COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0)]
 
 
 def mode(path: Path) -> int:
