@@ -70,8 +70,8 @@ def init(
     module = _module_of(name)
     import jinja2
 
-    template = jinja2.Template((STARTER / "config.yaml.j2").read_text(encoding="utf-8"), keep_trailing_newline=True)
-    config = template.render(
+    template = (STARTER / "config.yaml.j2").read_text(encoding="utf-8")
+    config = jinja2.Template(template, keep_trailing_newline=True).render(
         folder=name,
         command_path=path_argument(name / "config.yaml"),
         rows=json.dumps(f"file:{name / 'rows.jsonl'}", ensure_ascii=False),  # JSON text is YAML text

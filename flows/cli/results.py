@@ -13,7 +13,8 @@ from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, ec
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, name_of
 from grpo_core.machine.collector import gc_paused
-from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.run.disk_need import shown_bytes
+from grpo_core.run.flow_folder import RUNS_FOLDER, make_folder
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.text import visible
@@ -56,8 +57,6 @@ def _require_folder(folder: Path) -> None:
 
 
 def _cells(entry: "Listed") -> tuple[str, ...]:
-    from grpo_core.run.disk_need import shown_bytes
-
     of_sweep = entry.kind == "sweep"
     done = f"{entry.done}/{entry.total}{' runs' if of_sweep else ''}" if entry.fault is None and entry.total else ""
     return (
@@ -179,7 +178,6 @@ def compare(
 
 def _new_folder(comparison: "RunComparison") -> Path:
     from grpo_core.compare.files import ComparisonDir, comparison_name
-    from grpo_core.run.flow_folder import make_folder
 
     folder = make_folder(comparison_name(comparison), COMPARISONS)
     ComparisonDir(folder).mark("comparison")
@@ -264,14 +262,12 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed; without it, nothing is removed.")] = False,
 ) -> None:
     """List what can go of runs that have ended or failed, with its size; with --yes, remove it."""
-    from grpo_core.run.cleaning import KINDS
-    from grpo_core.run.cleaning import clean as find_removable
-    from grpo_core.run.disk_need import shown_bytes
+    from grpo_core.run import cleaning
 
     _require_folder(folder)
-    if unknown := [name for name in kind or () if name not in KINDS]:
-        raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(KINDS)}")
-    found = find_removable(folder, kind or tuple(KINDS), run or (), remove_them=yes)
+    if unknown := [name for name in kind or () if name not in cleaning.KINDS]:
+        raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(cleaning.KINDS)}")
+    found = cleaning.clean(folder, kind or tuple(cleaning.KINDS), run or (), remove_them=yes)
     for item in found.items:
         echo(f"{item.kind:12}{shown_bytes(item.bytes):>8}  {item.path}")
     for text in found.skipped:

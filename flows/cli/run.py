@@ -22,6 +22,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.collector import gc_paused
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_folders
 from grpo_core.run.pass_sizes import sizes_to_lower
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -129,7 +130,6 @@ def train(
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
-    from grpo_core.run.imports import import_folders
     from grpo_core.run.preflight import require_start
 
     resolved = load(config, values)  # refused before anything is made or started
@@ -277,7 +277,6 @@ def sweep(
 
 def _require_runs(plan: Plan) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
-    from grpo_core.run.imports import import_folders
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":
