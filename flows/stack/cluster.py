@@ -53,17 +53,21 @@ def check_services() -> None:
 
 def prepare_mlflow() -> None:
     """Make the bucket of the artifacts, and the user as whom workers log in."""
+    from tasks.tracking.schema import ensure_user, users_database
+
+    _make_bucket()
+    ensure_user(users_database(), WORKER, os.environ["MLFLOW_WORKER_PASSWORD"])
+
+
+def _make_bucket() -> None:
     import boto3
     from botocore.exceptions import ClientError
-
-    from tasks.tracking.schema import ensure_user, users_database
 
     store = boto3.client("s3", endpoint_url=os.environ["MLFLOW_S3_ENDPOINT_URL"])
     try:
         store.head_bucket(Bucket=BUCKET)
     except ClientError:
         store.create_bucket(Bucket=BUCKET)
-    ensure_user(users_database(), WORKER, os.environ["MLFLOW_WORKER_PASSWORD"])
 
 
 def upgrade_mlflow() -> None:
