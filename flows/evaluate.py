@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt, form
-from flows.naming import show_run
+from flows.prefect_pages import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt, form, show_run
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.evaluation.plan import EvaluationPlan
@@ -51,8 +50,7 @@ def grpo_evaluate(
         name: `tracking.run_name`, in Prefect and MLflow; left out, one of policy and data.
         run_dir: Folder of the evaluation; left out, a new one under `runs/`.
     """
-    knobs = {"data": data, "num_prompts": num_prompts, "samples": samples, "name": name}
-    values = merge_knobs(knobs, overrides, KEYS)
+    values = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples, "name": name}, overrides, KEYS)
     return _evaluate(open_evaluation(policy, config, values, Path(run_dir) if run_dir else None))
 
 
@@ -65,5 +63,4 @@ def _evaluate(plan: EvaluationPlan) -> RunSummary:
             prepare_model(plan.run_path, prepare_evaluation_data(plan))
             track_inputs(plan.run_path, tracked)
             evaluate_policy(plan.run_path, "base", plan.set_name, plan.step)
-            summary = report_evaluation(plan, tracked)
-            return replace(summary, problems=track_results(plan.run_path, tracked, "FINISHED"))
+            return replace(report_evaluation(plan, tracked), problems=track_results(plan.run_path, tracked, "FINISHED"))

@@ -8,8 +8,7 @@ from typing import Literal
 
 from prefect import flow
 
-from flows.form import Name, PositiveInt, form
-from flows.signals import ends_when_asked
+from flows.prefect_pages import Name, PositiveInt, form
 from grpo_core.export.choice import ExportWish
 from tasks.tracking.exporting import ExportSummary, export_run, show_export
 
@@ -38,11 +37,6 @@ def grpo_export(
         register_as: Name of the registered model in MLflow that it becomes a version of. Left out, it is not registered.
     """
     wish = ExportWish(step=step, best=best, form=form, dtype=dtype)
-    return _export(run, wish, Path(to) if to else None, register_as)
-
-
-@ends_when_asked
-def _export(run: str, wish: ExportWish, folder: Path | None, register_as: str | None) -> ExportSummary:
-    summary = export_run(run, wish, folder, register_as)
+    summary = export_run(run, wish, Path(to) if to else None, register_as)
     show_export(summary)
     return summary

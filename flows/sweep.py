@@ -7,8 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import NO_OVERRIDES, Name, Overrides, SweepFile, form
-from flows.naming import tag_sweep
+from flows.prefect_pages import NO_OVERRIDES, Name, Overrides, SweepFile, form, tag_sweep
 from flows.signals import ends_when_asked
 from tasks.sweep.stages import SweepSummary, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
 from tasks.tracking.sweep import end_sweep, track_sweep

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
@@ -48,11 +47,6 @@ def echo_places(places: Iterable[tuple[str, str]]) -> None:
     """Print where to look, each place with its label."""
     for label, place in places:
         echo(f"{label:10}{place}")
-
-
-def echo_traceback() -> None:
-    """Print the traceback of the error that is being handled."""
-    echo_text(traceback.format_exc().rstrip("\n"), err=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
 
 Each of them leaves what it did in the run's folder and does nothing twice, so that a run that was interrupted, anywhere and
-however, is resumed by running it again: by `resume`, or by a retry of the same flow run.
+however, is resumed by running it again: by `resume`, or by a retry of the same flow run. The flow "grpo-reproduce" does the
+same with the configuration, prompts and seeds that were recorded of a run; its report compares every figure that must be equal.
 """
 
 from dataclasses import replace
@@ -11,8 +12,18 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt, form
-from flows.naming import show_run
+from flows.prefect_pages import (
+    NAME_KEY,
+    NO_OVERRIDES,
+    Config,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Overrides,
+    PositiveInt,
+    form,
+    show_run,
+)
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.config.loading import KNOBS
@@ -20,7 +31,7 @@ from tasks.process.child import evaluate_policy, release_monitor, run_training_p
 from tasks.run.inputs import check_machine, prepare_data, prepare_model
 from tasks.run.monitoring import monitor
 from tasks.run.reporting import RunSummary, report_run
-from tasks.run.setup import Repair, hold_run, open_run, reopen_run
+from tasks.run.setup import Repair, hold_run, open_reproduction, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 
@@ -80,6 +91,26 @@ def resume(
     """
     sizes = {"microbatch_tokens": microbatch_tokens, "rollout_rows": rollout_rows}
     return run_training(reopen_run(Path(run_dir), repair, {key: value for key, value in sizes.items() if value is not None}))
+
+
+@form
+@flow(name="grpo-reproduce", flow_run_name="{run} again")
+def grpo_reproduce(
+    *, run: Name, overrides: Overrides = NO_OVERRIDES, name: Name | None = None, run_dir: str | None = None
+) -> RunSummary:
+    """Repeat a run and report, step by step, whether it is identical.
+
+    What differs in the environment (code, versions, processor, threads) is listed before anything starts.
+
+    Args:
+        run: A run dir, or an MLflow run id.
+        overrides: Keys to change, for example {"training.seed": 1}: the comparison shows what that changes.
+        name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is repeated.
+        run_dir: Folder of the repetition; left out, a new one under `runs/`.
+    """
+    values = merge_knobs({"name": name}, overrides, NAME_KEY)
+    run_path = open_reproduction(run, values, Path(run_dir) if run_dir else None)
+    return run_training(run_path, is_new=True)
 
 
 @ends_when_asked

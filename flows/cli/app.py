@@ -3,23 +3,19 @@
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from flows.cli.clean import clean
-from flows.cli.compare import compare
-from flows.cli.export import export
-from flows.cli.folders import print_how_to_resume
-from flows.cli.init import init
-from flows.cli.look import check, runs, status
-from flows.cli.run import evaluate, import_settings, reproduce, track, train
+from flows.cli.experiment import check, import_settings, init
+from flows.cli.results import clean, compare, export, report, runs, status, track
+from flows.cli.run import evaluate, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, up
-from flows.cli.sweep import report, sweep
 from flows.signals import ended_like_ctrl_c
-from flows.terminal import echo, echo_text, echo_traceback
+from flows.terminal import echo, echo_text
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from tasks.credentials import move_credentials
@@ -99,12 +95,12 @@ def main() -> None:
             app(arguments)
     except Exception as error:  # noqa: BLE001  (whatever goes wrong is a message)
         if debug:
-            echo_traceback()
+            echo_text(traceback.format_exc().rstrip("\n"), err=True)
         if isinstance(error, GrpoError):
             echo_text(f"error: {error}", err=True)
             sys.exit(error.exit_code)
-        what = f"{type(error).__name__}: {cause(error, most=MAX_FAULT_CHARACTERS)}"
-        echo(f"error: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
+        what = cause(error, most=MAX_FAULT_CHARACTERS)
+        echo(f"error: {type(error).__name__}: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(1)
     finally:
         print_how_to_resume()

@@ -1,26 +1,96 @@
-"""The verbs of the `grpo` command that run something: a training, an evaluation, a repetition."""
+"""The verbs of the `grpo` command that run something: a training, an evaluation, a repetition, a sweep.
 
+The first line of each is its folder, and the last one, where it did not finish, how to resume.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli.completion import Overrides, complete_config
-from flows.cli.folders import working_in, working_in_new
-from flows.stack.servers import TrackingUri, runs_in_prefect, track_at, use_stack
-from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
+from flows.cli.experiment import Overrides, complete_config, complete_sweep
+from flows.stack.servers import TrackingUri, track_at, use_stack
+from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError, raised_as
-from grpo_core.machine.disk import write_whole
+from grpo_core.errors import ConfigError
 from grpo_core.machine.process import gc_paused
+from grpo_core.run.child import import_folders
+from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, sizes_to_lower
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
+from tasks.process.context import prefect_is_embedded
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
+    from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["cut"]
+HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
+RESUME = "resume with: "
+OF_MODEL = "model."
+"""How messages about a model that cannot be used begin: with the key that names it."""
+_left: list[tuple[Path, BaseException]] = []
+"""At most one: the folder of the command that this process runs, which is about to end, and with what."""
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Print the folder of a run or sweep; where what is inside ends with an error, `print_how_to_resume` has it."""
+    echo(f"{'folder':10}{folder}")
+    try:
+        yield
+    except BaseException as error:
+        _left[:] = [(folder, error)]
+        raise
+
+
+@contextlib.contextmanager
+def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]:
+    """Yield the folder of a run or sweep that begins, after printing it.
+
+    Args:
+        folder: where it is to be; None = a new folder below `runs/`, which is removed again where nothing is begun in it.
+        name: of a new folder.
+        kind: of what begins.
+
+    Raises:
+        JournalError, SweepError: the folder already holds a run or sweep.
+    """
+    path = folder or make_folder(name)
+    sweep_dir, run_dir = SweepDir(path), RunDir(path)
+    if kind == "sweep":
+        sweep_dir.refuse_second_sweep()
+    else:
+        run_dir.refuse_second_run()
+    try:
+        if folder is None:
+            (sweep_dir if kind == "sweep" else run_dir).mark(kind)  # now: `grpo clean` lists what a kill leaves
+        with working_in(path):
+            yield path
+    except BaseException:
+        if folder is None and not (sweep_dir.sweep_file.exists() or run_dir.config_file.exists()):
+            shutil.rmtree(path, ignore_errors=True)  # made a moment ago
+        raise
+
+
+def print_how_to_resume() -> None:
+    """Print the command that resumes what this process's command has left unfinished, if there is anything to resume."""
+    for path, error in _left:
+        if str(error).startswith(OF_MODEL) and not RunDir(path).checkpoints.exists():
+            continue  # the same configuration would meet the same model
+        from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
+
+        command = command_that_resumes(path, has_prompts=isinstance(error, Exception))
+        with contextlib.suppress(OSError):  # nobody reads standard error any more
+            if command is not None:
+                echo(f"{RESUME}{command}", err=True)
 
 
 def train(
@@ -53,53 +123,46 @@ def train(
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
-        _resume(resume, repair, run_dir, [value for value in (config, *(overrides or [])) if value is not None])
-    elif repair is not None:
-        raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
-    elif tracking_uri is not None:
-        raise ConfigError(f"--tracking-uri {tracking_uri}: is for a run that is resumed; a new one has the key tracking.uri")
-    elif config is None:
-        raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
-    else:
-        _train(config, parse_overrides(overrides or []), run_dir)
+        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
+        return
+    _train(_begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or []), run_dir)
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
-    from grpo_core.run.child import import_folders
     from grpo_core.run.preflight import require_start
 
     resolved = load(config, values)  # refused before anything is made or started
     started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
-    warnings = (*check_consistency(resolved.config), *started)
     with working_in_new(run_dir, resolved.preset, "run") as folder:
-        echo_warnings(warnings)
+        echo_warnings((*check_consistency(resolved.config), *started))
         use_stack()
         with gc_paused():
             from flows.train import grpo
 
-        _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
+        _show(grpo(config=config, overrides=values, run_dir=str(folder)))
 
 
-def _resume(run_dir: Path, repair: Repair | None, new_dir: Path | None, given: list[str]) -> None:
-    if new_dir is not None:
-        raise ConfigError(f"--resume {run_dir}: the run keeps its own folder; leave out --run-dir {new_dir}")
-    if configs := [text for text in given if "=" not in text]:
-        raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {configs[0]}")
-    sizes = sizes_to_lower(parse_overrides(given))
+def _begun(what: str | None, of_resume: dict[str, object]) -> str:
+    """Return what a command begins with, which has no option that is for a resume alone."""
+    if given := [option for option, value in of_resume.items() if value]:
+        raise ConfigError(f"{given[0]}: is for what is resumed; give --resume FOLDER, too (where a run tracks: tracking.uri)")
+    if what is None:
+        raise ConfigError("give a preset (`quickstart`), a sweep or a file to begin with, or --resume FOLDER")
+    return what
+
+
+def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> None:
+    sizes = [value for value in given if isinstance(value, str) and "=" in value]
+    if other := [value for value in given if value not in sizes]:
+        raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
+    lowered = sizes_to_lower(parse_overrides(sizes))
     RunDir(run_dir).read_config()
     with working_in(run_dir):
         use_stack()
         with gc_paused():
             from flows.train import resume
 
-        _show_training(resume(run_dir=str(run_dir), repair=repair, **sizes))
-
-
-def _show_training(summary: "RunSummary") -> None:
-    _show(summary)
-    if summary.status == "stopped":
-        echo(f"stopped early: {summary.reason}", err=True)
-        raise typer.Exit(3)
+        _show(resume(run_dir=str(run_dir), repair=repair, **lowered))
 
 
 def evaluate(
@@ -122,24 +185,22 @@ def evaluate(
         from flows.evaluate import grpo_evaluate
 
         summary = grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(folder))
-    if as_json:
-        echo_json(_evaluation(summary))
-    else:
+    if not as_json:
         _show(summary)
-
-
-def _evaluation(summary: "RunSummary") -> dict[str, Any]:
+        return
     from grpo_core.evaluation.results import read_estimates
 
     estimates = read_estimates(RunDir(summary.run_path), "base")
-    return {
-        "run_dir": str(summary.run_path),
-        "facts": summary.facts,
-        "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
-        "report": f"{summary.run_path}/report/report.md",
-        "mlflow": {**asdict(summary.tracked), "address": summary.tracked.address},
-        "problems": summary.problems,
-    }
+    echo_json(
+        {
+            "run_dir": str(summary.run_path),
+            "facts": summary.facts,
+            "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
+            "report": f"{summary.run_path}/report/report.md",
+            "mlflow": {**asdict(summary.tracked), "address": summary.tracked.address},
+            "problems": summary.problems,
+        }
+    )
 
 
 def reproduce(
@@ -152,64 +213,90 @@ def reproduce(
     refuse_credentials("RUN", run)
     with working_in_new(run_dir, "reproduction", "reproduction") as folder:
         use_stack()
-        from flows.reproduce import grpo_reproduce
+        from flows.train import grpo_reproduce
 
         _show(grpo_reproduce(run=run, overrides=values, run_dir=str(folder)))
 
 
 def _show(summary: "RunSummary") -> None:
-    """Print what came of a run and where to look at it."""
+    """Print what came of a run and where to look at it.
+
+    An embedded server is gone then; its database stays. `prefect server start` shows it to everybody on this machine, and to
+    every page in a browser, unless it is given a secret.
+    """
     echo()
+    server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
-    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", runs_in_prefect()))
+    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", server or HISTORY))
     echo_result(facts, places, summary.problems)
+    if summary.is_identical is None and summary.status == "stopped":
+        echo(f"stopped early: {summary.reason}", err=True)
+        raise typer.Exit(3)
     if summary.is_identical is False:
         raise typer.Exit(4)
 
 
-def track(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")], tracking_uri: TrackingUri = None
-) -> None:
-    """Ship to MLflow what an outage or a cancellation left behind; each figure once, however often this is done."""
-    from tasks.tracking.training import track_later
-
-    track_at(tracking_uri)
-    tracked, status, problems = track_later(run_dir)
-    echo(f"{tracked.name}: {status}")
-    echo_places(tracked.places)
-    echo_warnings(problems)
-    if problems:
-        raise typer.Exit(1)
-
-
-def import_settings(
+def sweep(
     file: Annotated[
-        Path,
-        typer.Argument(help="Settings of TRL, open-r1, ROLL or VLM-R1: YAML, JSON, or the shell script that starts the run."),
-    ],
+        str | None,
+        typer.Argument(
+            help="A file in configs/sweeps/ by name, or a path.",
+            metavar="FILE",
+            show_default=False,
+            autocompletion=complete_sweep,
+        ),
+    ] = None,
+    overrides: Overrides = None,
     *,
-    source: Annotated[
-        str | None, typer.Option("--format", help="trl, open-r1, roll or vlm-r1; left out, the keys tell.")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
-    command: Annotated[int | None, typer.Option(min=1, help="Which training of a script that starts several.")] = None,
-    trl_version: Annotated[
-        str | None, typer.Option(help="Release of TRL whose defaults are taken, such as 0.18; left out, 1.16.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="New file for the configuration; left out, it is printed.")
-    ] = None,
+    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+    tracking_uri: TrackingUri = None,
 ) -> None:
-    """Print or write the configuration equivalent to another system's, with what became of each of its keys as comments."""
-    from grpo_core.interop.conversion import import_config
-    from grpo_core.interop.report import render, summary
+    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    values = parse_overrides(overrides or [])
+    if resume is not None:
+        track_at(tracking_uri)
+        _resume_sweep(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
+        return
+    file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
+    plan = load_sweep(file, values)  # refused before anything is made or started
+    if dry_run:
+        for line in describe_plan(plan):
+            echo(line)
+        return
+    _require_runs(plan)
+    with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:
+        use_stack()
+        from flows.sweep import grpo_sweep
 
-    if output is not None and output.exists():
-        raise ConfigError(f"output {output}: is there already, and nothing was changed; give a new name")
-    imported = import_config(file, source, processes, command, trl_version)
-    if output is None:
-        typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
-    else:
-        with raised_as(ConfigError, f"output {output}: cannot be written ({{cause}})", OSError):
-            write_whole(output, render(imported))
-    echo(summary(imported), err=True)
+        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
+
+
+def _require_runs(plan: Plan) -> None:
+    """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
+    from grpo_core.run.preflight import require_start
+
+    if plan.sweep.runs.where == "local":
+        kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
+        for config in kinds.values():
+            require_start(config, import_folders(config, plan.sweep.base))
+
+
+def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[object]) -> None:
+    if given:
+        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {given[0]}")
+    SweepDir(sweep_dir).read()  # refused before anything is started
+    with working_in(sweep_dir):
+        use_stack()
+        from flows.sweep import resume_sweep
+
+        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed))
+
+
+def _show_sweep(summary: "SweepSummary") -> None:
+    echo()
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
+    echo_result(summary.answer, places, summary.problems)

@@ -1,12 +1,13 @@
-"""The verbs of the `grpo` command that start and end the local stack."""
+"""The verbs of the `grpo` command that start and end the local stack, and how it is."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.stack.servers import folder_here
-from flows.terminal import echo
+from flows.terminal import echo, echo_json
 
 StackFolder = Annotated[
     Path | None,
@@ -40,7 +41,7 @@ def up(
         "allow_reward": module_names(allow_reward) if allow_reward else None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    stack = start_stack(folder or folder_here(), given, echo)
+    stack = start_stack(folder or folder_here(), given)
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
     echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
@@ -53,6 +54,38 @@ def down(
     """End what `grpo up` started, after cancelling its runs."""
     from flows.stack.control import end_stack
 
+    end_stack(folder or folder_here(), patience)
+
+
+def show_stack(folder: Path | None, as_json: bool) -> None:
+    """Print how the local stack is; exit code 1 unless all of it is ready."""
+    import httpx
+
+    from flows.stack.prefect_api import count_flow_runs
+    from flows.stack.services import MLFLOW, PREFECT, conditions
+    from flows.stack.state import prefect_client, read_stack
+    from tasks.credentials import mlflow_page
+
     folder = folder or folder_here()
-    if not end_stack(folder, patience, echo):
+    stack, counts = read_stack(folder), None
+    found = {} if stack is None else conditions(stack)
+    pages = {}
+    if stack is not None:
+        pages = {PREFECT: stack.prefect_address, MLFLOW: mlflow_page(stack.mlflow_address)}
+        with contextlib.suppress(httpx.HTTPError), prefect_client(stack) as client:
+            counts = count_flow_runs(client)
+    if as_json:
+        services = [
+            {"name": name, "condition": how, "pid": pid, "address": pages.get(name)} for name, (how, pid) in found.items()
+        ]
+        echo_json({"folder": str(folder), "services": services, "runs": counts})
+    elif stack is None:
         echo(f"nothing is up in {folder}")
+    else:
+        for name, (how, pid) in found.items():
+            echo(f"{name:8} {how:10} process {pid or '-':<8} {pages.get(name, '')}")
+        known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
+        echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
+    if {how for how, _ in found.values()} != {"ready"}:
+        echo("`grpo up` starts what is missing", err=as_json)
+        raise typer.Exit(1)

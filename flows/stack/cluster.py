@@ -1,21 +1,17 @@
 """What containers of docker-compose.yml do before, beside or instead of a program: `python -m flows.stack.cluster ROLE`."""
 
-import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 
 import httpx
+from tenacity import retry, stop_after_delay, wait_fixed
 
 from flows.stack import prefect_api
 from flows.stack.commands import POOL, authorization
-from grpo_core.errors import StackError
 from tasks.process.context import WORKER_VARIABLE
 
-WAIT_SECONDS, POLL_SECONDS, REQUEST_SECONDS = 600.0, 2.0, 30.0
-RETRIES = 10
-"""How often a server that does not listen is asked again, the pauses doubling from half a second."""
 SILENT_SECONDS = 60.0
 """Prefect's services report every few seconds."""
 BUCKET = "mlflow"
@@ -25,14 +21,12 @@ WORKER = "worker"
 
 def await_prefect() -> None:
     """Wait until Prefect's server has made its tables: its background services do not recover from a start without them."""
-    with _client() as client:
-        _await(client, "/health")
+    _client_after("/health").close()
 
 
 def set_up() -> None:
     """Make pool, queues, deployments and automations."""
-    with _client() as client:
-        _await(client, "/health")
+    with _client_after("/health") as client:
         prefect_api.set_up(client, None, {**os.environ, "PWD": str(Path.cwd())})
 
 
@@ -42,8 +36,7 @@ def crash_lost_runs() -> None:
     Runs of other workers stay as they are, dead or alive: their processes are on another host, and nothing here can tell.
     """
     name = os.environ[WORKER_VARIABLE]
-    with _client() as client:
-        _await(client, f"/work_pools/{POOL}")
+    with _client_after(f"/work_pools/{POOL}") as client:
         why = f"its worker {name} was started again, and its process is gone"
         prefect_api.crash_runs(client, lambda run: run.get("labels", {}).get(prefect_api.WORKER_LABEL) == name, why)
 
@@ -94,25 +87,13 @@ ROLES = {
 }
 
 
-def _client() -> httpx.Client:
-    return httpx.Client(
-        base_url=os.environ["PREFECT_API_URL"],
-        headers=authorization(os.environ["PREFECT_API_AUTH_STRING"]),
-        timeout=REQUEST_SECONDS,
-        trust_env=False,
-        transport=httpx.HTTPTransport(retries=RETRIES),
-    )
-
-
-def _await(client: httpx.Client, path: str) -> None:
-    """Wait until Prefect has an answer: podman may start a container before what it depends on."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if client.get(path).is_success:
-                return
-        time.sleep(POLL_SECONDS)
-    raise StackError(f"Prefect has no {path} after {WAIT_SECONDS:.0f} s")
+@retry(stop=stop_after_delay(600), wait=wait_fixed(2), reraise=True)
+def _client_after(path: str) -> httpx.Client:
+    """Return a client of Prefect once it has an answer: podman may start a container before what it depends on."""
+    headers = authorization(os.environ["PREFECT_API_AUTH_STRING"])
+    client = httpx.Client(base_url=os.environ["PREFECT_API_URL"], headers=headers, timeout=30, trust_env=False)
+    client.get(path).raise_for_status()
+    return client
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def authorization(secret: str) -> dict[str, str]:
 
 def prefect_server(port: int) -> list[str]:
     """Start the server as `prefect server start` does it, with a guard in front of the application."""
-    return _python("uvicorn", "--factory", FACTORY, "--host", HOST, "--port", str(port), "--log-level", "warning")
+    place = ["--host", HOST, "--port", str(port)]
+    return [sys.executable, "-m", "uvicorn", "--factory", FACTORY, *place, "--log-level", "warning"]
 
 
 def mlflow_server(port: int, database: str, artifacts: str) -> list[str]:
@@ -69,13 +70,9 @@ def mlflow_server(port: int, database: str, artifacts: str) -> list[str]:
         "--backend-store-uri": database,
         "--artifacts-destination": artifacts,
     }
-    return _python("mlflow", "server", *(word for pair in options.items() for word in pair))
+    return [sys.executable, "-m", "mlflow", "server", *(word for pair in options.items() for word in pair)]
 
 
 def worker(name: str) -> list[str]:
     """Start a worker of all queues."""
-    return _python("prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", name)
-
-
-def _python(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]
+    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", name]

@@ -3,36 +3,34 @@
 Prefect's own ephemeral server is open to everybody on this machine and to every page in a browser, its port can be taken by
 somebody else before it listens, several first starts break each other's migration, and it outlives a command that is killed.
 This one asks for a secret that only this command and its children know, gets a socket that the command has bound, starts under
-a lock, and watches the command (`embedded_server.py`). The database is Prefect's usual one, so the history of flow runs stays.
+a lock, and watches the command. The database is Prefect's usual one, so the history of flow runs stays.
+
+`python -m flows.stack.embedded PARENT LISTENER` is the server: a process id and a file descriptor.
 """
 
 import atexit
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+import time
+from select import select
 from typing import IO
 
 import httpx
 import prefect
 import prefect.context
+import uvicorn
 from filelock import FileLock
 from prefect import get_client
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_HOME,
-    PREFECT_SERVER_EPHEMERAL_ENABLED,
-    PREFECT_SERVER_LOGGING_LEVEL,
-    get_current_settings,
-)
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
 
-from flows.stack.commands import HOST, HOSTS_VARIABLE, loopback_hosts, past_proxies
-from flows.stack.embedded_server import GRACE_SECONDS
+from flows.stack.commands import FACTORY, HOST, HOSTS_VARIABLE, loopback_hosts, past_proxies
 from grpo_core.errors import MAX_FAULT_CHARACTERS, StackError, cause, raised_as
 from grpo_core.machine.disk import FILE_MODE, private_folder
 from grpo_core.run.child import python_path
@@ -40,6 +38,9 @@ from grpo_core.text import redact_uri
 from tasks.process.context import EMBEDDED_VARIABLE
 
 START_SECONDS = 300.0
+GRACE_SECONDS = 4.0
+"""How long a server that has started may take to close its database."""
+POLL_SECONDS = 0.5
 SHOWN_LINES = 12
 DATABASE = "prefect.db"
 
@@ -58,65 +59,62 @@ def start_embedded_server() -> None:
     secret = f"grpo:{secrets.token_urlsafe(32)}"
     with raised_as(StackError, f"PREFECT_HOME {PREFECT_HOME.value()}: cannot be used ({{cause}})", OSError):
         home = private_folder(PREFECT_HOME.value())
+        migrated = home / f"grpo-migrated-{prefect.__version__}"
+        is_first = not (migrated.exists() and (home / DATABASE).exists())
         # One at a time: servers that make or migrate a database at once leave half a migration behind.
-        with _first_start(home), tempfile.TemporaryFile() as log:
-            port = _start(secret, log)
-    address = f"http://{HOST}:{port}/api"
+        lock = FileLock(home / "grpo.lock", mode=FILE_MODE) if is_first else contextlib.nullcontext()
+        with lock, tempfile.TemporaryFile() as log:
+            address = f"http://{HOST}:{_start(secret, log)}/api"
+            migrated.touch(FILE_MODE)
     os.environ.update(past_proxies(), PREFECT_API_URL=address, PREFECT_API_AUTH_STRING=secret, **{EMBEDDED_VARIABLE: address})
     prefect.context.refresh_global_settings_context()
-
-
-@contextlib.contextmanager
-def _first_start(home: Path) -> Iterator[None]:
-    """Keep others out while the first server of this version of Prefect starts, which makes or migrates the database."""
-    migrated = home / f"grpo-migrated-{prefect.__version__}"
-    if migrated.exists() and (home / DATABASE).exists():
-        yield
-        return
-    with FileLock(home / "grpo.lock", mode=FILE_MODE):
-        yield
-        migrated.touch(FILE_MODE)
 
 
 def _start(secret: str, log: IO[bytes]) -> int:
     """Start a server and return its port once it answers."""
     with socket.create_server((HOST, 0)) as listener:  # ours from here on; once the server is dead it refuses connections
         port: int = listener.getsockname()[1]
-        process = _spawn(listener, secret, log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.stack.embedded", str(os.getpid()), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=_environment(secret, port),
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
+        )
     atexit.register(_end, process)
     try:
         httpx.get(f"http://{HOST}:{port}/api/health", timeout=START_SECONDS, trust_env=False).raise_for_status()
     except httpx.HTTPError as error:
-        raise StackError(_failure(error, secret, log)) from None
+        log.seek(0)
+        lines = redact_uri(log.read().decode(errors="replace").replace(secret, "***")).splitlines()
+        raise StackError(
+            f"the embedded Prefect server does not start ({type(error).__name__}); its last output:\n"
+            + "\n".join(lines[-SHOWN_LINES:])
+            + "\nStart the command again (at a high load, later), or set PREFECT_API_URL to a server of yours (`grpo up` "
+            f"starts one), or move a damaged database, {PREFECT_HOME.value() / DATABASE}, away: only Prefect's history is lost"
+        ) from None
     return port
 
 
-def _spawn(listener: socket.socket, secret: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    is_shown = PREFECT_SERVER_LOGGING_LEVEL.value() != "CRITICAL"  # --debug
+def _environment(secret: str, port: int) -> dict[str, str]:
     # A new database needs Prefect's blocks, although Prefect may remember that it has registered them.
     is_new = not (PREFECT_HOME.value() / DATABASE).exists()
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.stack.embedded_server", str(os.getpid()), str(listener.fileno())],
-        stdin=subprocess.PIPE,
-        stdout=None if is_shown else log,
-        stderr=None if is_shown else subprocess.STDOUT,
-        env={
-            **os.environ,
-            **get_current_settings().to_environment_variables(exclude_unset=True),
-            **({} if is_shown else {"PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}),
-            **({"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_new else {}),
-            "PYTHONPATH": python_path(),
-            "PYTHONSAFEPATH": "1",  # a folder `flows` where the user works is not ours
-            "PREFECT_UI_ENABLED": "0",
-            "PREFECT__SERVER_EPHEMERAL": "1",
-            "PREFECT__SERVER_FINAL": "1",
-            "PREFECT_SERVER_API_AUTH_STRING": secret,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{listener.getsockname()[1]}",
-            HOSTS_VARIABLE: loopback_hosts(listener.getsockname()[1]),
-        },
-        pass_fds=(listener.fileno(),),
-        start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
-    )
+    return {
+        **os.environ,
+        **get_current_settings().to_environment_variables(exclude_unset=True),
+        **({"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_new else {}),
+        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        "PYTHONPATH": python_path(),
+        "PYTHONSAFEPATH": "1",  # a folder `flows` where the user works is not ours
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        "PREFECT_SERVER_API_AUTH_STRING": secret,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
+        HOSTS_VARIABLE: loopback_hosts(port),
+    }
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -129,24 +127,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _failure(error: httpx.HTTPError, secret: str, log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = redact_uri(log.read().decode(errors="replace").replace(secret, "***")).splitlines()
-    last = "\n".join(lines[-SHOWN_LINES:])
-    return (
-        f"the embedded Prefect server does not start ({type(error).__name__}); its last output:\n{last}\n"
-        "Start the command again (at a high load, later), or set PREFECT_API_URL to a server of yours (`grpo up` starts one), "
-        f"or, where its database is damaged, move {PREFECT_HOME.value() / DATABASE} away: only Prefect's history is lost. "
-        "--debug shows all of its output"
-    )
-
-
 def _require_chosen_server() -> None:
-    """Ask the server that the user has chosen for its version.
-
-    Raises:
-        StackError: it cannot be reached, refuses the login, is no Prefect, or is of another major version.
-    """
+    """Ask the server that the user has chosen for its version: it may be away, refuse the login, or be another one."""
     try:
         with get_client(sync_client=True) as client:
             client.raise_for_api_version_mismatch()
@@ -157,3 +139,34 @@ def _require_chosen_server() -> None:
             "PREFECT_API_AUTH_STRING (`prefect config view --show-sources` shows where they are set), or unset both: then each "
             "command starts an embedded Prefect, unless PREFECT_SERVER_EPHEMERAL_ENABLED is false"
         ) from error
+
+
+def serve(parent: int, listener: int) -> None:
+    """Serve until the command ends, however that ends.
+
+    Signals do not end it: a terminal's Ctrl-C, `timeout` and a batch system send theirs to every process of a job, and a flow
+    that is interrupted has a step to finish and its end to report.
+
+    Args:
+        parent: process id of the command, which holds the other end of standard input open.
+        listener: a socket that listens.
+    """
+    server = uvicorn.Server(uvicorn.Config(FACTORY, factory=True, lifespan="on", log_level="error"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # before there is a thread that could take one
+    threading.Thread(target=_end_with, args=(parent, server), daemon=True).start()
+    os.umask(0o077)  # the database that it may have to make
+    server.run(sockets=[socket.socket(fileno=listener)])
+
+
+def _end_with(parent: int, server: uvicorn.Server) -> None:
+    # A fork of the command may hold the pipe open after the command's death: hence the second sign.
+    while os.getppid() == parent and not select([sys.stdin], [], [], POLL_SECONDS)[0]:
+        pass
+    if server.started:  # one that has not has nothing to close
+        server.should_exit = True
+        time.sleep(GRACE_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -17,7 +17,6 @@ DEPLOYMENTS = (Path("prefect.yaml"), Path(__file__).with_name("prefect.yaml"))
 """Where the deployments are looked for: in the project's folder, then in the package, which has a link to the repository's."""
 JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
 """What of the start of a run's process can be set: nothing."""
-WAITING = ("SCHEDULED",)
 UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WORKER_LABEL = "prefect.worker.name"
 """By which Prefect's own worker marks the runs that it has taken."""
@@ -32,14 +31,12 @@ def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, st
         environment: of the command `prefect`.
 
     Raises:
-        StackError: Prefect refuses or does not answer, or the command fails; the message is its own.
+        StackError: the command fails; the message is its own.
+        httpx.HTTPError: Prefect refuses or does not answer.
     """
-    try:
-        _set_pool(client, slots)
-        _deploy(environment)
-        _set_automations(client)
-    except httpx.HTTPError as error:
-        raise StackError(f"{client.base_url}: cannot be set up ({error})") from error
+    _set_pool(client, slots)
+    _deploy(environment)
+    _set_automations(client)
 
 
 def count_flow_runs(client: httpx.Client) -> Counter[str]:
@@ -48,20 +45,20 @@ def count_flow_runs(client: httpx.Client) -> Counter[str]:
     Raises:
         httpx.HTTPError: the API is away.
     """
-    return Counter(run["state_type"] for run in _runs_in(client, (*UNDER_WAY, *WAITING)))
+    return Counter(run["state_type"] for run in _runs_in(client, (*UNDER_WAY, "SCHEDULED")))
 
 
-def pause_pool(client: httpx.Client) -> None:
-    """Let no waiting run begin."""
+def stop_runs(client: httpx.Client) -> tuple[int, int]:
+    """Let no waiting run begin, and cancel those under way; return how many are cancelled and how many wait.
+
+    A run without a worker notices it by itself.
+    """
     client.patch(f"/work_pools/{POOL}", json={"is_paused": True}).raise_for_status()
-
-
-def cancel_runs(client: httpx.Client) -> int:
-    """Cancel every run under way; return how many there are. A run without a worker notices it by itself."""
+    waiting = count_flow_runs(client)["SCHEDULED"]
     runs = _runs_in(client, UNDER_WAY)
     for run in runs:
         _set_state(client, run, {"type": "CANCELLING", "name": "Cancelling"}, force=False)
-    return len(runs)
+    return len(runs), waiting
 
 
 def crash_runs(client: httpx.Client, is_lost: Callable[[dict[str, Any]], bool], why: str) -> int:
@@ -92,11 +89,10 @@ def _set_pool(client: httpx.Client, slots: int | None) -> None:
     """
     pool, queues = f"/work_pools/{POOL}", f"/work_pools/{POOL}/queues"
     template = {"base_job_template": json.loads(JOB_TEMPLATE.read_text())}
-    if client.get(pool).status_code == httpx.codes.NOT_FOUND:
-        client.post("/work_pools/", json={"name": POOL, "type": "process", **template}).raise_for_status()
+    # Refused where there is one, which the requests after it change.
+    client.post("/work_pools/", json={"name": POOL, "type": "process", **template})
+    client.post(queues, json={"name": SWEEPS_QUEUE, "description": "sweeps wait for runs; no limit"})
     client.patch(f"{queues}/{RUNS_QUEUE}", json={"concurrency_limit": slots}).raise_for_status()
-    if client.get(f"{queues}/{SWEEPS_QUEUE}").status_code == httpx.codes.NOT_FOUND:
-        client.post(queues, json={"name": SWEEPS_QUEUE, "description": "sweeps wait for runs; no limit"}).raise_for_status()
     client.patch(pool, json={**template, "is_paused": False}).raise_for_status()
 
 
@@ -105,8 +101,7 @@ def _deploy(environment: Mapping[str, str]) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode:
-        message = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
-        raise StackError(f"`prefect deploy --all` failed: {message}")
+        raise StackError(f"`prefect deploy --all` failed: {' '.join((done.stderr.strip() or done.stdout).split())[-400:]}")
 
 
 def _set_automations(client: httpx.Client) -> None:
@@ -114,11 +109,9 @@ def _set_automations(client: httpx.Client) -> None:
     for automation in AUTOMATIONS:
         named = {"automations": {"name": {"any_": [automation["name"]]}}}
         known = client.post("/automations/filter", json=named).raise_for_status().json()
-        if known:
-            kept = {**automation, "enabled": known[0]["enabled"]}
-            client.put(f"/automations/{known[0]['id']}", json=kept).raise_for_status()
-        else:
-            client.post("/automations/", json=automation).raise_for_status()
+        method, place = ("PUT", known[0]["id"]) if known else ("POST", "")
+        kept = {"enabled": known[0]["enabled"]} if known else {}
+        client.request(method, f"/automations/{place}", json={**automation, **kept}).raise_for_status()
 
 
 SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS

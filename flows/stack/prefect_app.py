@@ -20,14 +20,13 @@ def create_app() -> ASGIApp:
     """Return Prefect's server, guarded.
 
     Raises:
-        ValueError: the environment does not name the hosts, or holds no secret.
+        ValueError: the environment holds no secret.
+        KeyError: it does not name the hosts.
     """
-    hosts = os.environ.get(HOSTS_VARIABLE)
-    if not hosts:
-        raise ValueError(f"{HOSTS_VARIABLE}: is not set; name each `host:port` at which this server is reached")
+    hosts = frozenset(os.environ[HOSTS_VARIABLE].split(","))
     if not PREFECT_SERVER_API_AUTH_STRING.value():
         raise ValueError("PREFECT_SERVER_API_AUTH_STRING: is not set; a Prefect server without a secret runs anybody's code")
-    return guarded(create_prefect(), frozenset(hosts.split(",")))
+    return guarded(create_prefect(), hosts)
 
 
 def guarded(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
@@ -52,6 +51,5 @@ def guarded(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
 
 def _is_ours(headers: Headers, hosts: frozenset[str]) -> bool:
     named, origins = headers.getlist("host"), headers.getlist("origin")
-    if len(named) != 1 or named[0].lower() not in hosts or len(origins) > 1:
-        return False
-    return not origins or origins[0].lower().partition("://")[2] in hosts
+    is_for_us = len(named) == 1 and named[0].lower() in hosts
+    return is_for_us and len(origins) <= 1 and all(origin.lower().partition("://")[2] in hosts for origin in origins)

@@ -13,20 +13,19 @@ from typing import Annotated
 import typer
 
 from flows.stack.commands import HOST, past_proxies
+from flows.stack.services import MLFLOW, PREFECT, service_processes
 from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import StackError, raised_as
+from grpo_core.errors import StackError
 from grpo_core.machine.disk import write_private
 from grpo_core.machine.process import gc_paused
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
 from tasks.credentials import is_same_address, use_address
-from tasks.process.context import prefect_is_embedded
 
 SETTINGS = Path("prefect.toml")
 MARK = "# Written by `grpo up`, removed by `grpo down`: the stack in "
 DEFAULT_FOLDER = Path(".grpo")
-HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 
 
 def use_stack() -> None:
@@ -47,7 +46,7 @@ def use_stack() -> None:
 
         start_embedded_server()
         return
-    if not stack.alive("prefect", "mlflow"):
+    if not {PREFECT, MLFLOW} <= service_processes(folder).keys():
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
         os.environ.update(past_proxies(), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=stack.secret)
@@ -76,20 +75,10 @@ def track_at(confirmed: str | None) -> None:
     if confirmed is not None:
         use_address(confirmed)
     elif TRACKING_VARIABLE not in os.environ:
-        with contextlib.suppress(StackError):  # another user's
+        with contextlib.suppress(StackError, PermissionError):  # another user's
             stack = read_stack(folder_here())
-            if stack is not None and stack.alive("mlflow"):
+            if stack is not None and MLFLOW in service_processes(stack.folder):
                 use_address(stack.mlflow_address)
-
-
-def runs_in_prefect() -> str:
-    """Return where the flow runs of this command can be seen later: the server's address, or how to start one.
-
-    An embedded server is gone then. Its database stays, and `prefect server start` shows it: to everybody on this machine and
-    to every page in a browser, unless it is given a secret, which its UI asks for.
-    """
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    return server if server and not prefect_is_embedded() else HISTORY
 
 
 def write_client_settings(stack: Stack) -> None:
@@ -98,7 +87,7 @@ def write_client_settings(stack: Stack) -> None:
     Only the owner can read the file.
 
     Raises:
-        StackError: the file is there and is somebody else's, or another stack's.
+        StackError: the file is another stack's, or not of `grpo up`.
     """
     file = stack.project / SETTINGS
     if file.exists() and _folder_in(file) != stack.folder:
@@ -107,28 +96,21 @@ def write_client_settings(stack: Stack) -> None:
             "this file (move it away)"
         )
     settings = f'[api]\nurl = "{stack.api}"\nauth_string = {json.dumps(stack.secret)}\n\n[client]\nmax_retries = 10\n'
-    with raised_as(StackError, f"{file}: cannot be written ({{cause}})", OSError):
-        write_private(file, f"{MARK}{stack.folder}\n{settings}")
+    write_private(file, f"{MARK}{stack.folder}\n{settings}")
 
 
 def remove_client_settings(stack: Stack) -> None:
     """Remove the file if it is of this stack."""
     file = stack.project / SETTINGS
-    if file.exists() and _folder_in(file) == stack.folder:
+    if _folder_in(file) == stack.folder:
         file.unlink()
 
 
 def folder_here() -> Path:
-    """Return the folder of the stack that was started in the working folder, `.grpo` if none was.
-
-    Raises:
-        StackError: the settings file cannot be read: the stack is another user's.
-    """
-    return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
+    """Return the folder of the stack that was started in the working folder, `.grpo` if none was."""
+    return _folder_in(SETTINGS) or DEFAULT_FOLDER
 
 
 def _folder_in(file: Path) -> Path | None:
-    hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
-    with raised_as(StackError, f"{file}: cannot be read ({{cause}}); {hint}", OSError):
-        first = file.read_text(errors="replace").partition("\n")[0]
+    first = file.read_text(errors="replace").partition("\n")[0] if file.exists() else ""
     return Path(first.removeprefix(MARK)) if first.startswith(MARK) else None

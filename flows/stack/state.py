@@ -16,11 +16,10 @@ import httpx
 from pydantic import TypeAdapter
 
 from flows.stack.commands import HOST, authorization
-from flows.stack.processes import service_processes
-from grpo_core.errors import StackError, cause, raised_as
+from grpo_core.errors import StackError
 from grpo_core.machine.disk import private_folder, write_private
 
-MARKER = "grpo-stack"
+MARKER, FILE = "grpo-stack", "stack.json"
 MARKER_TEXT = "The folder of a local stack: databases, artifacts, logs and the secret of its Prefect. Made by `grpo up`.\n"
 BUSY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds between the attempts at a request that Prefect is too busy to answer."""
@@ -75,17 +74,9 @@ class Stack:
         """Output of a service."""
         return self.folder / "logs" / f"{service}.log"
 
-    def alive(self, *services: str) -> bool:
-        """Return whether processes of all these services run."""
-        return set(services) <= service_processes(self.folder).keys()
-
     def write(self) -> None:
-        """Remember it."""
-        write_private(_file(self.folder), _STACK.dump_json(self, indent=2).decode())
-
-    def forget(self) -> None:
-        """Remove the file by which a stack is known; databases, artifacts and logs stay."""
-        _file(self.folder).unlink(missing_ok=True)
+        """Remember it, until the file is removed."""
+        write_private(self.folder / FILE, _STACK.dump_json(self, indent=2).decode())
 
 
 _STACK = TypeAdapter(Stack)
@@ -95,21 +86,11 @@ def read_stack(folder: Path) -> Stack | None:
     """Return the stack of a folder, None where none was started.
 
     Raises:
-        StackError: its file cannot be read, or the folder is another user's or a link.
+        StackError: the folder is another user's or a link.
     """
-    refuse_foreign_folder(folder)
-    try:
-        return _STACK.validate_json(_file(folder).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise StackError(
-            f"{_file(folder)}: cannot be read ({cause(error)}); end its processes by hand and remove it"
-        ) from error
-
-
-def _file(folder: Path) -> Path:
-    return folder / "stack.json"
+    _refuse_foreign_folder(folder)
+    file = folder / FILE
+    return _STACK.validate_json(file.read_bytes()) if file.exists() else None
 
 
 def claim_folder(folder: Path) -> None:
@@ -118,27 +99,17 @@ def claim_folder(folder: Path) -> None:
     Raises:
         StackError: it belongs to somebody or something else.
     """
-    refuse_foreign_folder(folder)
-    with raised_as(
-        StackError, f"{folder}: cannot be the folder of the stack ({{cause}}); give another with `--folder`", OSError
-    ):
-        if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-            raise StackError(f"{folder}: is not empty and holds no stack; give `--folder` a new or empty folder")
-        private_folder(folder)
-        write_private(folder / MARKER, MARKER_TEXT)
+    _refuse_foreign_folder(folder)
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+        raise StackError(f"{folder}: is not empty and holds no stack; give `--folder` a new or empty folder")
+    private_folder(folder)
+    write_private(folder / MARKER, MARKER_TEXT)
 
 
-def refuse_foreign_folder(folder: Path) -> None:
-    """Refuse a folder that another user can change, or whose place a link decides.
-
-    Raises:
-        StackError: it is a link, a file or another user's.
-    """
-    try:
-        facts = folder.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+def _refuse_foreign_folder(folder: Path) -> None:
+    """Refuse a folder that another user can change, or whose place a link decides."""
+    facts = folder.lstat() if os.path.lexists(folder) else None
+    if facts is not None and not (stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()):
         raise StackError(f"{folder}: is a link, a file or another user's; give `--folder` a folder of your own")
 
 

@@ -15,7 +15,6 @@ PROGRAMS = ("podman", "debootstrap", "runc", "catatonit", "netavark")
 
 
 def why_not() -> str | None:
-    """Return why no containers can be run here, None if they can."""
     if os.geteuid() != 0:
         return "containers are made as root here"
     places = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/lib/podman", "/usr/libexec/podman", "/usr/sbin"]
@@ -25,7 +24,6 @@ def why_not() -> str | None:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeStack]:
-    """The stack, up and healthy."""
     if reason := why_not():
         pytest.skip(reason)
     if folder := os.environ.get(FOLDER_VARIABLE):

@@ -14,13 +14,11 @@ from tests.torture.history import count_points, history_differences
 
 
 def volume(stack: ComposeStack, name: str) -> Path:
-    """Return where a volume lies on this machine."""
     command = ["podman", "volume", "inspect", "--format", "{{.Mountpoint}}", f"{stack.project}_{name}"]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
 def run_dir_of(stack: ComposeStack, name: str) -> RunDir:
-    """Return the folder of a run, from outside."""
     return RunDir(volume(stack, "runs") / name)
 
 

@@ -52,12 +52,10 @@ def variables(service: str, secrets: Path, **dotenv: str) -> dict[str, str]:
 
 
 def program(service: str, **dotenv: str) -> list[str]:
-    """Return the words of the program that a service becomes."""
     command = read_compose(**dotenv)["services"][service]["command"]
     words = shlex.split(command) if isinstance(command, str) else command
     return shlex.split(words[2].rpartition("exec ")[2]) if words[:2] == ["sh", "-c"] else list(words)
 
 
 def options(command: list[str]) -> dict[str, str]:
-    """Return the options of a command that have a value."""
     return {word: command[index + 1] for index, word in enumerate(command[:-1]) if word.startswith("--")}

@@ -40,7 +40,6 @@ def build_mounts() -> tuple[str, ...]:
 
 
 def _pip_settings() -> dict[str, str]:
-    """Return pip's settings here, from files and from the environment, as they stand in a file."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     pairs = re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE)

@@ -44,7 +44,6 @@ def start_sweep(stack: ComposeStack, name: str, axes: dict[str, list[Any]], *, w
 
 
 def runs_of_sweep(stack: ComposeStack, name: str) -> list[RunDir]:
-    """Return the folders of a sweep's runs."""
     root = volume(stack, "runs")
     return [
         run_dir_of(stack, str(path.relative_to(root))) for path in sorted((root / name / "runs").iterdir()) if path.is_dir()

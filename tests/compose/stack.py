@@ -28,8 +28,6 @@ HEALTHY_SECONDS = 240.0
 
 
 class ComposeStack:
-    """One project of podman-compose."""
-
     def __init__(
         self,
         folder: Path,
@@ -53,7 +51,6 @@ class ComposeStack:
         self.seconds_to_healthy: float | None = None
 
     def clone(self) -> None:
-        """Clone the repository into the folder, with new secrets."""
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(self.folder)], check=True)
         subprocess.run([sys.executable, "docker/make_secrets.py"], cwd=self.folder, check=True)
 
@@ -112,16 +109,13 @@ class ComposeStack:
         return time.monotonic() - began
 
     def log(self, service: str) -> str:
-        """Return what a container has written."""
         done = subprocess.run(["podman", "logs", self.container(service)], capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
     def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = HEALTHY_SECONDS) -> None:
-        """Wait until the containers of these services are healthy."""
         wait_for(lambda: all(self.health(service) == "healthy" for service in services), seconds, self.conditions)
 
     def conditions(self) -> dict[str, str]:
-        """Return {service: health or status} of each lasting container."""
         return {service: self.health(service) for service in LASTING}
 
     def health(self, service: str) -> str:
@@ -141,11 +135,9 @@ class ComposeStack:
         return dict(json.loads(done.stdout)[0]["State"]) if done.returncode == 0 else {}
 
     def container(self, service: str) -> str:
-        """Return the name of the one container of a service."""
         return f"{self.project}_{service}_1"
 
     def run_in(self, service: str, *command: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run a command in a service's container."""
         what = ["podman", "exec", *(["--interactive"] if stdin is not None else []), self.container(service), *command]
         done = subprocess.run(what, input=stdin, capture_output=True, text=True, timeout=600, check=False)
         assert not check or done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
@@ -156,29 +148,23 @@ class ComposeStack:
         subprocess.run(["podman", "kill", "--signal", "KILL", self.container(service)], check=True, capture_output=True)
 
     def remove(self, service: str) -> None:
-        """Remove a container."""
         subprocess.run(["podman", "rm", "--force", self.container(service)], check=True, capture_output=True)
 
     def start(self, service: str) -> None:
-        """Start a container that was killed."""
         subprocess.run(["podman", "start", self.container(service)], check=True, capture_output=True)
 
     def secret(self, name: str) -> str:
-        """Return a secret of the clone."""
         return (self.folder / "secrets" / name).read_text().strip()
 
     @property
     def prefect_address(self) -> str:
-        """Prefect's pages, as this machine reaches them."""
         return f"http://127.0.0.1:{PREFECT_PORT}"
 
     @property
     def mlflow_address(self) -> str:
-        """MLflow's pages, as this machine reaches them."""
         return f"http://127.0.0.1:{MLFLOW_PORT}"
 
     def prefect(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask Prefect's API with its secret."""
         login = base64.b64encode(self.secret("prefect_auth_string").encode()).decode()
         headers = {"Authorization": f"Basic {login}"}
         address = f"{self.prefect_address}/api{path}"
@@ -187,7 +173,6 @@ class ComposeStack:
         return answer.json() if answer.content else None
 
     def mlflow(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask MLflow's API as its user."""
         address = f"{self.mlflow_address}/api/2.0/mlflow{path}"
         login = ("grpo", self.secret("mlflow_password"))
         answer = httpx.request(method, address, json=body, auth=login, timeout=60, trust_env=False)
@@ -203,15 +188,12 @@ class ComposeStack:
         return next(line.rpartition(" ")[2] for line in out.splitlines() if "UUID" in line)
 
     def flow_run(self, run_id: str) -> Any:
-        """Return a flow run."""
         return self.prefect("GET", f"/flow_runs/{run_id}")
 
     def finished(self, run_id: str, seconds: float = 600) -> Any:
-        """Wait for the end of a flow run and return it."""
         return wait_for(lambda: (run := self.flow_run(run_id))["end_time"] and run, seconds, lambda: self.flow_run(run_id))
 
     def read(self, path: str) -> str:
-        """Return a file of the workers' volumes."""
         return self.run_in("sweep-worker", "cat", path)
 
 

@@ -25,7 +25,6 @@ FROM_PYPI = ("versitygw",)
 
 
 def make_all() -> None:
-    """Make those images that are not there."""
     if not exists(PYTHON):
         _make_python()
     for tag, name in OTHERS.items():
@@ -35,7 +34,6 @@ def make_all() -> None:
 
 
 def exists(tag: str) -> bool:
-    """Return whether there is an image of this name here."""
     return subprocess.run(["podman", "image", "exists", tag], check=False).returncode == 0
 
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import accumulate
 
 import pytest
 
@@ -20,28 +21,20 @@ STEPS = 30
 
 
 def spans(run_dirs: Sequence[RunDir]) -> list[tuple[float, float]]:
-    """Return when each training began and ended, in the order of their beginnings; one that was resumed has several spans."""
-    found = []
-    for run_dir in run_dirs:
-        times = [
-            (record.kind, datetime.fromisoformat(record.time).timestamp()) for record in read_journal(run_dir.journal_file)
-        ]
-        found.append((times[0][1], times[-1][1]))
-    return sorted(found)
+    """Return when each training began and ended, in the order of their beginnings."""
+    journals = [read_journal(run_dir.journal_file) for run_dir in run_dirs]
+    ends = [(records[0].time, records[-1].time) for records in journals]
+    return sorted(
+        (datetime.fromisoformat(begun).timestamp(), datetime.fromisoformat(ended).timestamp()) for begun, ended in ends
+    )
 
 
 def most_at_once(pairs: Sequence[tuple[float, float]]) -> int:
-    """Return how many spans had a moment in common."""
-    changes = sorted([(begin, 1) for begin, _ in pairs] + [(end, -1) for _, end in pairs], key=lambda each: (each[0], each[1]))
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+    changes = sorted([*((begin, 1) for begin, _ in pairs), *((end, -1) for _, end in pairs)])
+    return max(accumulate(change for _, change in changes))
 
 
 def under_way(stack: ComposeStack) -> list[str]:
-    """Return the runs that Prefect counts against its limits."""
     states = ["PENDING", "RUNNING", "CANCELLING"]
     return [
         run["id"] for run in stack.prefect("POST", "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": states}}}})
@@ -49,7 +42,6 @@ def under_way(stack: ComposeStack) -> list[str]:
 
 
 def resumed(stack: ComposeStack, name: str) -> RunDir:
-    """Resume a run to its end and return its folder."""
     run = stack.finished(stack.start_run("grpo/resume", run_dir=f"runs/{name}"))
     assert run["state_name"] == "Completed", run["state"]
     return run_dir_of(stack, name)
@@ -151,7 +143,6 @@ def test_a_sweep_of_8_on_two_hosts_outlives_one_of_them(stack: ComposeStack) -> 
 
 
 def _taken_by(stack: ComposeStack, worker: str) -> Counter[str]:
-    """Return how many runs a worker took, by their state."""
     runs = stack.prefect("POST", "/flow_runs/filter", {})
     return Counter(run["state_name"] for run in runs if run["labels"].get("prefect.worker.name") == worker)
 

@@ -15,7 +15,6 @@ TREE = re.compile(r"(<!-- tree -->\n)(.*?)(<!-- /tree -->)", re.DOTALL)
 
 
 def first_paragraph(path: Path) -> str:
-    """Return the first paragraph of a module's docstring as one line."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     return docstring.split("\n\n")[0].replace("\n", " ").replace("|", r"\|")
 
@@ -54,12 +53,10 @@ def connected(name: str, others: list[str]) -> bool:
 
 
 def module(name: str) -> str:
-    """Return the module of a file."""
     return name.removesuffix(".py").replace("/", ".")
 
 
 def imports(path: Path) -> set[str]:
-    """Return the modules and names that a file imports, and the packages that they are in."""
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
     found = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {str(node.module) for node in nodes}
     exported = {name for package in found if (ROOT / package.replace(".", "/")).is_dir() for name in exports(package)}

@@ -26,7 +26,6 @@ TABLES = {
 
 
 def segment(name: str) -> re.Pattern[str]:
-    """Match what stands between the marks of a table."""
     return re.compile(rf"(<!-- {name} -->\n)(.*?)(<!-- /{name} -->)", re.DOTALL)
 
 

@@ -31,13 +31,11 @@ def sample(model, prompts=PROMPTS, max_rows=256, eos=EOS, key=KEY, group_size=4,
 
 
 def tokens_of(sampled, eos=EOS):
-    """The sampled tokens of each row, without padding."""
     mask = completion_mask(sampled.completion_ids, eos)
     return [ids[keep].tolist() for ids, keep in zip(sampled.completion_ids, mask, strict=True)]
 
 
 def naive_logps(model, prompt_ids, completion_ids, temperature):
-    """Log-probabilities by one plain forward pass over the whole sequence."""
     ids = torch.tensor([[*prompt_ids, *completion_ids]])
     with torch.no_grad():
         logps = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
@@ -103,7 +101,6 @@ def test_each_token_is_where_its_uniform_falls_in_the_cumulative_distribution(ti
 
 
 def generated(model, item, eos, max_tokens):
-    """What transformers generates greedily for one prompt."""
     ids = torch.tensor([item.token_ids])
     output = model.generate(
         ids,
@@ -194,7 +191,6 @@ def test_a_token_of_probability_0_is_never_picked(weights, uniform):
 
 
 def whole_vocabulary(probabilities, uniforms):
-    """The same without blocks."""
     cumulative = probabilities.double().cumsum(dim=-1)
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=probabilities.shape[-1] - 1)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,8 @@ from tests.e2e.postgres import private_postgres, why_no_postgres
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+Finished = subprocess.CompletedProcess[str]
+"""A command that has ended."""
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +37,7 @@ def grpo(prefect_api: str) -> Callable[..., Finished]:
     """Return a function that runs the `grpo` command in a folder as a user would."""
 
     def run(*arguments: str, cwd: Path, timeout: float = 240, **environment: str) -> Finished:
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-m", "flows.cli", *arguments],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, **environment},
@@ -52,7 +46,6 @@ def grpo(prefect_api: str) -> Callable[..., Finished]:
             timeout=timeout,
             check=False,
         )
-        return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
 

@@ -19,7 +19,7 @@ class Rule:
 
     pattern: str
     phrase: str = ""
-    """A regular expression that is found in what the command prints; of a command that is not run, unused."""
+    """A regular expression that is found in what the command prints."""
     code: int = 0
     """Its exit code."""
     instead: dict[str, str] = field(default_factory=dict)
@@ -92,12 +92,10 @@ def all_commands() -> dict[str, list[str]]:
 
 
 def rule_of(command: str) -> Rule | None:
-    """Return the first rule that matches a command, None where there is none."""
     return next((rule for rule in RULES if re.fullmatch(rule.pattern, command)), None)
 
 
 def as_run(command: str, rule: Rule) -> str:
-    """Return a command with what its rule replaces."""
     for text, other in rule.instead.items():
         command = command.replace(text, other)
     return command

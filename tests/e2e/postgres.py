@@ -7,17 +7,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60.0
+import tenacity
+
 USER = "grpo"
 
 
 def why_no_postgres() -> str | None:
-    """Return why no server can be started here, None if one can."""
     missing = [program for program in ("initdb", "postgres") if shutil.which(program) is None]
     return f"PostgreSQL is not installed here: {' and '.join(missing)} not on PATH" if missing else None
 
@@ -32,13 +31,15 @@ def private_postgres() -> Iterator[str]:
         make = ["initdb", "--pgdata", str(folder / "data"), "--username", USER, "--auth", "trust", "--encoding", "UTF8"]
         make += ["--no-locale", "--no-sync"]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL, **_as_somebody(folder))
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
         options = ("listen_addresses=127.0.0.1", f"unix_socket_directories={folder}", "fsync=off")
         serve = ["postgres", "-D", str(folder / "data"), "-p", str(port), *(word for each in options for word in ("-c", each))]
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(serve, stdout=log, stderr=log, **_as_somebody(folder))
         try:
-            _await_answer(server, port, folder / "log")
+            _await_answer(port)
             yield f"postgresql+psycopg://{USER}@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)  # its fast shutdown: clients are cut off
@@ -53,22 +54,9 @@ def _as_somebody(folder: Path) -> dict[str, Any]:
     return options | ({"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {})
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _await_answer(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _await_answer(port: int) -> None:
     import psycopg
 
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
+    for attempt in tenacity.Retrying(stop=tenacity.stop_after_delay(60), wait=tenacity.wait_fixed(0.1), reraise=True):
+        with attempt:
             psycopg.connect(host="127.0.0.1", port=port, user=USER, dbname="postgres", connect_timeout=3).close()
-            return
-        except psycopg.OperationalError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)

@@ -5,13 +5,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
-from flows.stack.processes import service_processes
+from flows.stack.services import service_processes
 from flows.stack.state import Stack, prefect_client, read_stack
 
 ROOT = Path(__file__).parents[2]
@@ -22,13 +24,7 @@ class Project:
     """A folder with the project in it, and commands that run there."""
 
     def __init__(self, folder: Path, seconds: float = 300, **variables: str) -> None:
-        """Link the project's parts into `folder`; `variables` are set for all that is started there.
-
-        Args:
-            folder: to work in.
-            seconds: that a command may take.
-            variables: of the environment.
-        """
+        """Link the project's parts into `folder`; `variables` are set for all that is started there."""
         self.folder = folder
         self._seconds = seconds
         self._variables = variables
@@ -36,14 +32,11 @@ class Project:
             (folder / part).symlink_to(ROOT / part)
 
     def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command line of the project's environment."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        home = str(self.folder / "home")
         environment = {
-            **kept,
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))},
             "PWD": str(self.folder),
             "PYTHONPATH": str(ROOT),
-            "PREFECT_HOME": home,
+            "PREFECT_HOME": str(self.folder / "home"),
             "COLUMNS": "400",
             "GRPO_ALLOWED_SOURCES": tempfile.gettempdir(),  # where the tests' models are
             **self._variables,
@@ -54,56 +47,56 @@ class Project:
         )
 
     def with_variables(self, **variables: str) -> Self:
-        """Return the same folder, with other variables set."""
         other = copy(self)
         other._variables = {**self._variables, **variables}
         return other
 
     def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `grpo`."""
         return self.run("flows.cli", *arguments)
+
+    @contextmanager
+    def up(self, *options: str) -> Iterator[Self]:
+        """Have the stack up while inside."""
+        done = self.grpo("up", *options)
+        try:
+            assert done.returncode == 0, done.stderr + done.stdout
+            yield self
+        finally:
+            assert self.grpo("down", "--patience", "20").returncode == 0
 
     @property
     def secret(self) -> str:
-        """What Prefect's pages ask for."""
         return (self.folder / ".grpo" / "prefect" / "secret").read_text().strip()
 
     @property
     def stack(self) -> Stack:
-        """The stack that is up."""
         stack = read_stack(self.folder / ".grpo")
         assert stack is not None
         return stack
 
     def kill(self, service: str) -> None:
-        """Kill the processes of a service of the stack that is up."""
         processes = service_processes(self.stack.folder)[service]
         for process in processes:
             process.kill()
         psutil.wait_procs(processes)
 
     def start(self, deployment: str, *parameters: str) -> str:
-        """Start a deployment; return the id of its flow run."""
         pairs = [word for parameter in parameters for word in ("--param", parameter)]
         done = self.run("prefect", "deployment", "run", deployment, *pairs)
         assert done.returncode == 0, done.stderr + done.stdout
         return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID" in line)
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask Prefect."""
         with prefect_client(self.stack, 30) as client:
             return client.request(method, path, json=body).raise_for_status().json()
 
     def flow_run(self, run_id: str) -> Any:
-        """Return a flow run."""
         return self.api("GET", f"/flow_runs/{run_id}")
 
     def finished(self, run_id: str) -> Any:
-        """Wait for the end of a flow run and return it."""
         return wait_for(lambda: (run := self.flow_run(run_id)) and run["end_time"] and run)
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder that a flow run was given."""
         return self.folder / self.flow_run(run_id)["parameters"]["run_dir"]
 
     def task_states(self, run_id: str) -> dict[str, str]:
@@ -113,7 +106,6 @@ class Project:
 
 
 def wait_for(condition: Any, seconds: float = 180) -> Any:
-    """Return the condition's first value that is true."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"

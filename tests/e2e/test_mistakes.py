@@ -29,6 +29,9 @@ def reads(completions, **columns):
 BARE = ["data.chat_template=false"]
 MISTAKES: list[tuple[list[str], str]] = [
     (["rollout.groupsize=4"], "rollout.groupsize: unknown key; did you mean rollout.group_size?"),
+    (["los.beta=0.1"], "unknown key; did you mean loss"),
+    (["reference={mixup_alpha: 0.5}"], "reference.mixup_alpha: 0.5"),
+    (["optimizer={schedule: linear, warmup_steps: 4}"], "optimizer.warmup_steps: 4"),
     (["training.deterministic=yes"], "training.deterministic: input should be true or false, got 'yes'"),
     (["rollout.group_size=1000000000000"], "rollout.group_size: input should be less than or equal to 65536"),
     (["evaluation.pass_score=-1"], "evaluation.pass_score: input should be greater than or equal to 0, got -1"),

@@ -4,15 +4,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import optuna
 import pandas
 import pytest
 import yaml
-from optuna.storages import RDBStorage
 
-from flows.stack.processes import service_processes
+from flows.stack.services import service_processes
 from grpo_core.config import apply_overrides
-from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
@@ -35,25 +32,13 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     (project.folder / "configs" / "sweeps").mkdir(parents=True)
     (project.folder / "configs" / "sweeps" / "betas.yaml").write_text(yaml.safe_dump(SWEEP))
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, SHORT)))
-    done = project.grpo("up", "--slots", "1", "--workers", "2")
-    try:
-        assert done.returncode == 0, done.stderr + done.stdout
+    with project.up("--slots", "1", "--workers", "2"):
         yield project
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
 
 
 def runs(project: Project, parent: str) -> list[Any]:
-    """Return the flow runs that a flow run has started."""
     found: list[Any] = project.api("POST", "/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [parent]}}})
     return found
-
-
-def limits(project: Project) -> dict[str, Any]:
-    """Return {queue: its limit} of the pool, with the pool's own as `pool`."""
-    queues = project.api("POST", "/work_pools/grpo/queues/filter", {})
-    pool = project.api("GET", "/work_pools/grpo")
-    return {"pool": pool["concurrency_limit"], **{queue["name"]: queue["concurrency_limit"] for queue in queues}}
 
 
 def test_status_shows_each_worker_and_up_with_another_number_is_refused(project: Project) -> None:
@@ -62,10 +47,9 @@ def test_status_shows_each_worker_and_up_with_another_number_is_refused(project:
     refused = project.grpo("up", "--workers", "3")
     assert refused.returncode == 2
     assert "--workers 3: the stack of" in refused.stderr
-    assert "is up with 2; run `grpo down` first" in refused.stderr
 
 
-def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, study_url: str) -> None:
+def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project) -> None:
     sweep = project.start("grpo-sweep/sweep", "sweep=betas", "sweep_dir=runs/one")
     ended = project.finished(sweep)
     assert ended["state_type"] == "COMPLETED", ended["state"]
@@ -73,26 +57,10 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     trained = sorted(runs(project, sweep), key=lambda run: run["start_time"])
     assert [run["state_type"] for run in trained] == ["COMPLETED"] * 2
     assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(trained)), "one slot"
-    workers = {tag for run in trained for tag in run["tags"] if tag.startswith("worker:")}
-    assert workers <= {"worker:grpo-local-1", "worker:grpo-local-2"}
+    assert all({"worker:grpo-local-1", "worker:grpo-local-2"} & {*run["tags"]} for run in trained)
     assert len({tuple(sorted(tag for tag in run["tags"] if tag.startswith(("arm:", "seed:")))) for run in trained}) == 2
     table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
     assert table["status"].tolist() == ["finished"] * 2
-    stored = SweepDir(project.folder / "runs" / "one").read()
-    storage = RDBStorage(study_url)
-    trials = optuna.load_study(study_name=stored.id, storage=storage).trials
-    storage.engine.dispose()
-    assert [trial.value for trial in trials] == pytest.approx(table.groupby("arm")["objective"].mean().tolist())
-
-
-def test_a_deployed_sweep_that_goes_on_finds_its_runs_instead_of_beginning_them_twice(project: Project) -> None:
-    sweep_dir = SweepDir(project.folder / "runs" / "one")
-    sweep_dir.outcomes_file.unlink()  # as if it had been killed before it took note of their ends
-    again = project.finished(project.start("grpo-sweep/resume", "sweep_dir=runs/one"))
-    assert again["state_type"] == "COMPLETED", again["state"]
-    assert {outcome.status for outcome in sweep_dir.read_outcomes().values()} == {"finished"}
-    of_sweep = {"flow_runs": {"tags": {"all_": [f"sweep:{sweep_dir.read().id}"]}}}
-    assert sum("arm:000" in run["tags"] for run in project.api("POST", "/flow_runs/filter", of_sweep)) == 1
 
 
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:
@@ -116,9 +84,5 @@ def test_down_cancels_a_sweep_with_its_runs_and_ends_both_workers(project: Proje
     done = project.grpo("down")
     assert done.returncode == 0, done.stderr
     assert "cancelling 2 run(s)" in done.stdout
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ended")] == [
-        "worker-2",
-        "worker-1",
-        "mlflow",
-        "prefect",
-    ]
+    ended = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ended")]
+    assert ended == ["worker-2", "worker-1", "mlflow", "prefect"]

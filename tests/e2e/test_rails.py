@@ -17,8 +17,13 @@ from tests.e2e.project import ROOT, Project
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
-MINE = "def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n"
-FOREIGN = 'from pathlib import Path\n\nPath("foreign-code-ran").touch()\n' + MINE
+FOREIGN = """
+from pathlib import Path
+
+Path("foreign-code-ran").touch()
+def score(prompts, completions, **columns):
+    return [0.0 for _ in completions]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +31,15 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     project = Project(tmp_path_factory.mktemp("project"))
     (project.folder / "configs").mkdir()
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
-    (project.folder / "mine.py").write_text(MINE)
     (project.folder / "foreign.py").write_text(FOREIGN)
-    done = project.grpo("up", "--allow-reward", "mine")
-    try:
-        assert done.returncode == 0, done.stderr + done.stdout
+    with project.up():
         yield project
-    finally:
-        assert project.grpo("down", "--patience", "20").returncode == 0
 
 
 @pytest.fixture
 def touched(tmp_path: Path) -> Path:
     """A file that code of a client would make."""
     return tmp_path / "touched"
-
-
-def deployment(project: Project, name: str) -> Any:
-    return project.api("GET", f"/deployments/name/{name}")
 
 
 def variables(touched: Path) -> dict[str, Any]:
@@ -61,7 +57,7 @@ def variables(touched: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["command", "env", "env.PYTHONPATH", "working_dir", "stream_output"])
 def test_a_run_with_a_job_variable_is_refused_by_the_server(project: Project, touched: Path, name: str) -> None:
-    train = deployment(project, "grpo/train")
+    train = project.api("GET", "/deployments/name/grpo/train")
     body = {"job_variables": {name: {**variables(touched), "stream_output": True}[name]}}
     with pytest.raises(httpx.HTTPStatusError) as caught:
         project.api("POST", f"/deployments/{train['id']}/create_flow_run", body)
@@ -71,7 +67,7 @@ def test_a_run_with_a_job_variable_is_refused_by_the_server(project: Project, to
 
 def test_job_variables_that_no_server_checks_reach_no_worker(project: Project, touched: Path) -> None:
     """A flow run that is made without its deployment's checks: the worker leaves out what the template does not name."""
-    train = deployment(project, "grpo/train")
+    train = project.api("GET", "/deployments/name/grpo/train")
     body = {
         "flow_id": train["flow_id"],
         "deployment_id": train["id"],
@@ -108,9 +104,3 @@ def test_code_in_parameters_is_refused_by_name(project: Project, touched: Path) 
         assert named in ended["state"]["message"], key
     assert not (project.folder / "foreign-code-ran").exists()
     assert not (project.folder / "runs").exists()
-
-
-def test_an_allowed_module_is_taken(project: Project) -> None:
-    overrides = {"rewards": [{"fn": "mine:score"}], "training.steps": 1, "evaluation.every_steps": None}
-    run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(overrides)}")
-    assert project.finished(run_id)["state_type"] == "COMPLETED"

@@ -5,16 +5,17 @@ import html.parser
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from mlflow import MlflowClient
 
 from grpo_core.config import apply_overrides
 from grpo_core.text import visible
@@ -41,50 +42,42 @@ PROMPTS = (
     "$\\frac",
     "# h",
 )
+ACTS = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+"""Characters that a terminal or a page obeys."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What three commands have left behind."""
-
     folder: Path
     trained: Finished
     evaluated: Finished
     failed: Finished
-    command_lines: bytes
+    command_lines: set[bytes]
     """Of all processes of this machine while they ran."""
     address: str
 
 
 @contextmanager
-def watched_command_lines() -> Iterator[list[bytes]]:
+def watched_command_lines() -> Iterator[set[bytes]]:
     """Collect what `ps` could show to anybody while inside."""
-    seen: set[bytes] = set()
-    found: list[bytes] = []
+    found: set[bytes] = set()
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.is_set():
+        while not ended.wait(1.0):
             for file in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    seen.add(file.read_bytes())
-                except OSError:  # it has just ended
-                    continue
-            time.sleep(1.0)
+                with suppress(OSError):  # it has just ended
+                    found.add(file.read_bytes())
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    try:
-        yield found
-    finally:
-        ended.set()
-        thread.join()
-        found += seen
+    yield found
+    ended.set()
+    thread.join()
 
 
 @pytest.fixture(scope="module")
 def prefect_files(prefect_api: str) -> Callable[[], list[Path]]:
-    """Return a function that lists the files of the server's database."""
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
     database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
@@ -122,17 +115,14 @@ def told(
         with watched_command_lines() as command_lines:
             trained = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/one", cwd=folder, timeout=600, **variables)
             evaluated = grpo("evaluate", "runs/one", "--run-dir", "runs/two", cwd=folder, timeout=600, **variables)
-            failing = [
-                *overrides,
+            hostile = (
                 "rewards=[{fn: 'hostile_reward:explode', dry_run: false}]",
                 "data.eval_fraction=0",
                 "evaluation.samples=0",
-            ]
-            failing.remove(next(override for override in failing if override.startswith('rewards=[{"fn": "length"')))
-            failed = grpo(
-                "train", "tiny.yaml", *failing, "--run-dir", "runs/bad", "--debug", cwd=folder, timeout=600, **variables
             )
-        yield Told(folder, trained, evaluated, failed, b"\n".join(command_lines), server.address)
+            failing = [*(text for text in overrides if not text.startswith("rewards=")), *hostile, "--run-dir", "runs/bad"]
+            failed = grpo("train", "tiny.yaml", *failing, "--debug", cwd=folder, timeout=600, **variables)
+        yield Told(folder, trained, evaluated, failed, command_lines, server.address)
     finally:
         server.kill()
 
@@ -142,15 +132,9 @@ def leaks(path: Path) -> list[str]:
     return [f"{path}: {secret!r}" for secret in (CANARY.encode(), IN_HEADERS) if secret in content]
 
 
-def test_the_runs_are_tracked_on_that_server(told: Told) -> None:
-    assert told.trained.returncode == 0, told.trained.stderr
-    assert told.evaluated.returncode == 0, told.evaluated.stderr
-    assert told.failed.returncode == 1, told.failed.stderr
-    assert json.loads((told.folder / "runs/one/tracking.json").read_text())["uri"] == told.address
-    assert f"{told.address}/#/experiments/" in told.trained.stdout
-
-
 def test_the_password_is_in_no_file(told: Told, prefect_files: Callable[[], list[Path]]) -> None:
+    assert [done.returncode for done in (told.trained, told.evaluated, told.failed)] == [0, 0, 1], told.failed.stderr
+    assert json.loads((told.folder / "runs/one/tracking.json").read_text())["uri"] == told.address
     files = [*prefect_files(), *(file for file in told.folder.rglob("*") if file.is_file())]
     assert {"mlflow.db", "config.json", "report.md", "train.log"} <= {file.name for file in files}
     assert [leak for file in files for leak in leaks(file)] == []
@@ -160,20 +144,17 @@ def test_the_password_is_neither_printed_nor_on_a_command_line(told: Told) -> No
     output = "".join(done.stdout + done.stderr for done in (told.trained, told.evaluated, told.failed))
     assert "Traceback" in output  # of --debug
     assert CANARY not in output
-    assert CANARY.encode() not in told.command_lines
-    assert b"grpo_core.training" in told.command_lines
+    assert CANARY.encode() not in b" ".join(told.command_lines)
+    assert b"grpo_core.training" in b" ".join(told.command_lines)
 
 
 def test_no_character_acts_on_the_terminal(told: Told) -> None:
     for done in (told.trained, told.evaluated, told.failed):
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", done.stdout + done.stderr)
-        assert "\n# heading" not in done.stdout + done.stderr
+        assert not re.search(rf"{ACTS}|\n# heading", done.stdout + done.stderr)
     assert "reward hostile_reward:explode raised ValueError: \\x1b]0;owned\\x07" in told.failed.stderr
 
 
 class Page(html.parser.HTMLParser):
-    """Tags, addresses and text of a page."""
-
     def __init__(self, markdown: str) -> None:
         super().__init__()
         self.tags: list[str] = []
@@ -198,14 +179,11 @@ def expect_plain(markdown: str, *addresses: str) -> Page:
     assert set(page.tags) <= OURS
     for found in page.addresses:
         assert found.startswith((*addresses, "data:image/png;base64,")) or found in ("reward.png", "kl.png")
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text)
+    assert not re.search(ACTS, page.text)
     return page
 
 
 def test_markdown_of_reports_artifacts_and_descriptions_shows_the_text(told: Told, prefect_api: str) -> None:
-    import httpx
-    from mlflow import MlflowClient
-
     client = MlflowClient(tracking_uri=told.address)
     tracked = [json.loads((told.folder / "runs" / name / "tracking.json").read_text()) for name in ("one", "two")]
     run = client.get_run(tracked[0]["run_id"])
@@ -222,22 +200,15 @@ def test_markdown_of_reports_artifacts_and_descriptions_shows_the_text(told: Tol
     assert [page.tags.count("h1") for page in pages] == [headings for _, headings in expected]
     for text in links:
         assert set(expect_plain(text, told.address).tags) == {"ul", "li", "a"}
-    name = " ".join(visible(NAME).split())
-    assert name in " ".join(pages[0].text.split())
-    assert name in " ".join(pages[2].text.split())
+    for page in (pages[0], pages[2]):
+        assert " ".join(visible(NAME).split()) in " ".join(page.text.split())
     assert pages[1].tags.count("td") % 4 == 0
     assert all(text in pages[1].text for text in ("<script>", "![x](http://e.x/y)", "</script>", "\\u202e"))
-    descriptions = [found["description"] or "" for found in artifacts]
-    assert all(set(Page(text).tags) <= {"p", "code"} for text in descriptions)
-
-
-def test_names_and_tags_in_prefect_hold_nothing_that_acts(told: Told) -> None:
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        runs = [run for run in client.read_flow_runs() if str(run.parameters.get("run_dir")) in ("runs/one", "runs/bad")]
-    assert any(run.name.startswith("\\x1b]0;owned\\x07") for run in runs)
-    assert all(text.isprintable() for run in runs for text in (run.name, *run.tags))
+    assert all(set(Page(found["description"] or "").tags) <= {"p", "code"} for found in artifacts)
+    runs = httpx.post(f"{prefect_api}/flow_runs/filter", json={}, timeout=30).json()
+    mine = [run for run in runs if run["parameters"].get("run_dir") in ("runs/one", "runs/bad")]
+    assert any(run["name"].startswith("\\x1b]0;owned\\x07") for run in mine)
+    assert all(text.isprintable() for run in mine for text in (run["name"], *run["tags"]))
 
 
 def test_a_sweep_keeps_no_password_of_its_databases(
@@ -262,15 +233,14 @@ def test_a_sweep_keeps_no_password_of_its_databases(
         )
     assert done.returncode == 0, done.stderr
     assert "runs      2 finished" in done.stdout
-    assert 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI", then' in done.stdout
     folder = tmp_path / "runs" / "sweep"
     stored = [json.loads((folder / name).read_text()) for name in ("tracking.json", "runs/arm-000-seed-0/tracking.json")]
     assert [tracked["uri"].rpartition("token=")[2] for tracked in stored] == ["***", "***"]
     assert CANARY not in done.stdout + done.stderr
-    assert CANARY.encode() not in b"\n".join(command_lines)
+    assert CANARY.encode() not in b" ".join(command_lines)
     files = [*prefect_files(), *(file for file in tmp_path.rglob("*") if file.is_file())]
     assert {"mlflow.db", "studies.db", "report.html", "arm-000-seed-0.log"} <= {file.name for file in files}
     assert [leak for file in files for leak in leaks(file)] == []
     page = (folder / "report" / "report.html").read_text()
     assert "<script>" not in page
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page + done.stdout)
+    assert not re.search(ACTS, page + done.stdout)

@@ -23,8 +23,6 @@ PROPERTY = "figure "
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Where a check runs."""
-
     device: torch.device
     folder: Path
     """For its models and runs."""
@@ -35,7 +33,6 @@ class Check:
 
     @property
     def small(self) -> bool:
-        """Whether the smallest sizes are taken."""
         return self.device.type == "cpu"
 
     @contextlib.contextmanager
@@ -60,12 +57,10 @@ def check(tmp_path: Path) -> Check:
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Callable[[str, Figure], None]:
-    """Return what keeps a figure of a check."""
     return lambda name, value: record_property(PROPERTY + name, f"{value:.5g}" if isinstance(value, float) else value)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures of each check."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         found = [(name.removeprefix(PROPERTY), value) for name, value in report.user_properties if name.startswith(PROPERTY)]
         if found and report.when == "call":

@@ -14,16 +14,12 @@ VIEWS = {
 
 
 class CountedOperations(TorchDispatchMode):
-    """Counts operations by name, views apart, and what makes a host wait for a device."""
-
     def __init__(self) -> None:
-        """Begin at 0."""
         super().__init__()
         self.operations: Counter[str] = Counter()
         self.waits = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count an operation and run it."""
         name = function.overloadpacket.__name__
         self.operations[name] += name not in VIEWS
         by_mask = name in ("index", "index_put", "index_put_") and any(

@@ -37,8 +37,6 @@ NOISE = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What one update gave, on the CPU in fp64."""
-
     logps: torch.Tensor
     figures: dict[str, float]
     gradients: dict[str, torch.Tensor]
@@ -46,8 +44,6 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What is the same on both devices."""
-
     policy: torch.nn.Module
     reference: torch.nn.Module
     rollouts: Rollouts
@@ -81,7 +77,6 @@ def test_an_update_is_that_of_the_cpu(check: Check, figure: Callable[[str, Figur
 
 
 def differences(one: Update, other: Update) -> dict[str, float]:
-    """Return how far an update is from another."""
     parts = {name: (one.gradients[name] - value, value) for name, value in other.gradients.items()}
     norms = {name: (float(difference.norm()), float(value.norm())) for name, (difference, value) in parts.items()}
     whole = sum(value**2 for _, value in norms.values()) ** 0.5
@@ -134,7 +129,6 @@ def _inputs(shape: Shape, prompts: int, tokens: int) -> Inputs:
 
 
 def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded: bool) -> Update:
-    """Return what one update on a device gives."""
     policy, reference = (_policy(inputs, model, device, dtype, padded) for model in (inputs.policy, inputs.reference))
     optimizer, schedule = build_optimizer(policy.model, inputs.config.optimizer, 1)
     trainable = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)

@@ -8,7 +8,6 @@ import torch
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call, the device's work with it."""
     _wait(device)
     began = time.perf_counter()
     work()
@@ -17,7 +16,6 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median of several calls, after two that do not count."""
     for _ in range(2):
         work()
     return statistics.median(seconds_of(work, device) for _ in range(repeats))

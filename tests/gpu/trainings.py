@@ -71,7 +71,6 @@ def start(config: RunConfig, folder: Path, **variables: str) -> "subprocess.Pope
 
 
 def train(config: RunConfig, folder: Path) -> RunDir:
-    """Train a new run to its end."""
     code = start(config, folder).wait()
     assert code == 0, RunDir(folder).log_file("train").read_text()[-3000:]
     return RunDir(folder)
@@ -94,5 +93,4 @@ def speed_of(records: Sequence[Record]) -> dict[str, float]:
 
 
 def mismatch(records: Sequence[Record]) -> float:
-    """Return the largest `kl/sampler/k3`."""
     return max(record.metrics["kl/sampler/k3"] for record in records)

@@ -20,7 +20,7 @@ if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 import typer
 from flows import signals
-from flows.signals import ended_like_ctrl_c, signals_of_the_command
+from flows.signals import ended_like_ctrl_c, ends_when_asked
 signals.SAME_REQUEST_SECONDS = 0.5
 app = typer.Typer()
 
@@ -35,8 +35,7 @@ def wait(name):
 def work(how: str):
     if how == "inside":
         before = signal.signal(signal.SIGTERM, prefect_handler)
-        with signals_of_the_command():
-            wait("ready")
+        ends_when_asked(wait)("ready")
     try:
         wait("ready")
     except KeyboardInterrupt:

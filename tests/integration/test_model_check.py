@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.folders import print_how_to_resume, working_in
+from flows.cli.run import print_how_to_resume, working_in
 from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy.sources.find import require_model
 from grpo_core.run.folder import RunDir

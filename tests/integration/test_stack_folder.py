@@ -1,4 +1,4 @@
-"""The folder of a stack and its secret: closed to others, never made of somebody else's folder."""
+"""The local stack's folder and secret, closed to others; its processes and ports, with real ones."""
 
 import functools
 import http.server
@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,21 +14,30 @@ import psutil
 import pytest
 
 from flows.stack.control import end_stack
-from flows.stack.processes import MARK, SERVICE, end_processes, marked_processes, start_process
 from flows.stack.servers import use_stack, write_client_settings
-from flows.stack.services import conditions
+from flows.stack.services import (
+    MARK,
+    SERVICE,
+    choose_port,
+    conditions,
+    end_processes,
+    marked_processes,
+    run_processes,
+    service_processes,
+    start_process,
+)
 from flows.stack.state import Stack, claim_folder, read_stack
 from grpo_core.errors import StackError
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 # These processes outlive the objects that started them; that is what they are for.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"]
+COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0)]
 
 
 def mode(path: Path) -> int:
-    """Return who may do what with a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
@@ -44,9 +54,12 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     end_processes(marked_processes(stack.folder), 5)
 
 
-def start(stack: Stack, service: str) -> None:
-    """Start a process that passes for a service."""
-    start_process(SLEEPER, {**os.environ, MARK: str(stack.folder), SERVICE: service}, stack.log_file(service))
+def start(stack: Stack, service: str, command: list[str] = SLEEPER, **variables: str) -> None:
+    """Start a process that passes for one of the stack, and wait until it is at work."""
+    log = stack.log_file(f"{service}{len(variables)}")
+    start_process(command, {**os.environ, MARK: str(stack.folder), SERVICE: service, **variables}, log)
+    while "ready" not in log.read_text():
+        time.sleep(0.02)
 
 
 def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
@@ -57,19 +70,11 @@ def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
     claim_folder(folder)
 
 
-@pytest.mark.parametrize("contents", [["notes.txt"], ["logs"], [".hidden"]])
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, contents: list[str]) -> None:
-    folder = tmp_path / "foreign"
-    folder.mkdir(mode=0o755)
-    for name in contents:
-        (folder / name).touch()
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").touch()
     with pytest.raises(StackError, match=r"is not empty and holds no stack"):
-        claim_folder(folder)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(contents)
-    assert mode(folder) == 0o755
-
-
-COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)]
+        claim_folder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".hidden"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -81,34 +86,33 @@ def test_a_link_is_refused_by_every_command(tmp_path: Path, command: Callable[[P
     assert mode(tmp_path / "elsewhere") == 0o755
 
 
-@as_root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_folder_of_another_user_is_refused_by_every_command(tmp_path: Path, command: Callable[[Path], object]) -> None:
-    (tmp_path / ".grpo").mkdir()
-    os.chown(tmp_path / ".grpo", 12345, 12345)
+    os.chown(tmp_path, 12345, 12345)
     with pytest.raises(StackError, match=r"is a link, a file or another user's"):
-        command(tmp_path / ".grpo")
+        command(tmp_path)
 
 
-def test_a_secret_is_made_once_and_only_its_owner_can_read_it(stack: Stack) -> None:
+def test_the_secret_and_the_settings_that_hold_it_are_their_owners_alone(stack: Stack) -> None:
     before = os.umask(0)
     try:
         secret = stack.secret
+        write_client_settings(stack)
     finally:
         os.umask(before)
-    assert len(secret) >= 32
-    assert mode(stack.secret_file) == 0o600
-    assert mode(stack.secret_file.parent) == 0o700
-    assert stack.secret == secret
-
-
-def test_the_settings_file_holds_the_secret_for_its_owner_alone(stack: Stack) -> None:
     settings = stack.project / "prefect.toml"
-    write_client_settings(stack)
-    settings.chmod(0o644)
-    write_client_settings(stack)
-    assert mode(settings) == 0o600
-    assert f'auth_string = "{stack.secret}"' in settings.read_text()
+    assert len(secret) >= 32
+    assert stack.secret == secret
+    assert f'auth_string = "{secret}"' in settings.read_text()
+    assert [mode(path) for path in (stack.secret_file, stack.secret_file.parent, settings)] == [0o600, 0o700, 0o600]
+
+
+def test_settings_of_the_users_own_are_not_written_over(stack: Stack) -> None:
+    (stack.project / "prefect.toml").write_text("mine")
+    with pytest.raises(StackError, match=r"prefect\.toml"):
+        write_client_settings(stack)
+    assert (stack.project / "prefect.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("chosen", "is_given"), [("4207/api", True), ("4208/api", False), ("4207.evil.example/api", False)])
@@ -126,14 +130,28 @@ def test_the_secret_is_for_the_stacks_own_api(
 def test_somebody_else_who_answers_on_mlflows_port_is_not_the_stacks_mlflow(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served" / "health").write_text("OK")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    (tmp_path / "health").write_text("OK")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        stack = Stack(**{**vars(stack), "mlflow_port": server.server_address[1]})
+        port = server.server_address[1]
+        with pytest.raises(StackError, match=rf"--mlflow-port {port}: is in use"):
+            choose_port("mlflow", port, 5000)
+        assert choose_port("mlflow", None, port) > port
+        stack = Stack(**{**vars(stack), "mlflow_port": port})
         start(stack, "mlflow")
         assert conditions(stack)["mlflow"][0] == "not ready"
         monkeypatch.setattr("flows.stack.services.service_processes", lambda _: {"mlflow": [psutil.Process()]})
         assert conditions(stack)["mlflow"][0] == "ready"
         server.shutdown()
+
+
+def test_processes_are_found_after_their_parents_death_and_a_runs_are_not_its_workers(stack: Stack) -> None:
+    orphan = f"import subprocess; subprocess.Popen({SLEEPER!r}, start_new_session=True)"
+    start(stack, "worker", [sys.executable, "-c", orphan])
+    start(stack, "worker", **{FLOW_RUN_VARIABLE: "one"})
+    (worker,) = psutil.wait_procs(service_processes(stack.folder)["worker"], timeout=1)[1]
+    (run,) = run_processes(stack.folder)
+    assert worker != run
+    end_processes([worker], 5)
+    assert list(marked_processes(stack.folder)) == [run]

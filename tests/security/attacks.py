@@ -19,8 +19,6 @@ SOCKETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """One request."""
-
     name: str
     method: str
     path: str
@@ -28,7 +26,6 @@ class Attack:
 
 
 def event(name: str) -> dict[str, Any]:
-    """Return an event as Prefect's clients send it."""
     resource = {"prefect.resource.id": "security"}
     return {"event": name, "resource": resource, "occurred": datetime.now(UTC).isoformat(), "id": str(uuid4())}
 

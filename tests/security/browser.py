@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import tenacity
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -25,31 +26,24 @@ SETTLE_SECONDS = 0.5
 
 
 def chromium() -> str | None:
-    """Return the path of Chromium; None where it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab."""
-
     def __init__(self, connection: ClientConnection) -> None:
-        """Take the connection to the tab."""
         self._connection = connection
         self._ids = itertools.count(1)
 
     def open(self, address: str) -> None:
-        """Open a page and wait until it is loaded."""
         self._ask("Page.navigate", url=address)
         self.wait_for(f"document.readyState === 'complete' && location.href !== 'about:blank' && {json.dumps(address)} && true")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page; a promise is waited for."""
         answer = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, condition: str, seconds: float = SECONDS) -> Any:
-        """Return the first value of an expression that is true."""
         deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(AssertionError):  # the page may be between two documents
@@ -59,14 +53,7 @@ class Browser:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """Return what the page shows."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
-
-    def type(self, text: str) -> None:
-        """Type into the field that has the focus, as a keyboard does, and press Enter."""
-        self._ask("Input.insertText", text=text)
-        for kind in ("keyDown", "keyUp"):
-            self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
 
     def write(self, text: str) -> None:
         """Put text in the place of what the field holds that has the focus."""
@@ -85,13 +72,13 @@ class Browser:
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def enter_secret(self, secret: str) -> None:
-        """Type a secret where Prefect's page asks for it."""
         self.wait_for("document.querySelector('input[type=password]') !== null")
         self.evaluate("document.querySelector('input[type=password]').focus()")
-        self.type(secret)
+        self._ask("Input.insertText", text=secret)
+        for kind in ("keyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
 
     def log_in(self, address: str, secret: str) -> None:
-        """Open Prefect's pages and be let in."""
         self.open(f"{address}/")
         self.enter_secret(secret)
         self.wait_for("document.body.innerText.includes('Dashboard')")
@@ -101,7 +88,6 @@ class Browser:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, file: Path) -> None:
-        """Write what the page looks like as PNG."""
         file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
 
     def _ask(self, method: str, **parameters: Any) -> Any:
@@ -141,7 +127,7 @@ def running_browser() -> Iterator[Browser]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         try:
-            with connect(_tab(Path(profile), process), max_size=None, proxy=None) as connection:
+            with connect(_tab(Path(profile)), max_size=None, proxy=None) as connection:
                 yield Browser(connection)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -149,18 +135,13 @@ def running_browser() -> Iterator[Browser]:
             process.wait()
 
 
-def _tab(profile: Path, process: "subprocess.Popen[bytes]") -> str:
+def _tab(profile: Path) -> str:
     """Return the address at which the only tab is steered."""
     file = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + SECONDS
-    while not (file.exists() and "\n" in file.read_text()):
-        assert process.poll() is None, "Chromium has ended"
-        assert time.monotonic() < deadline, "Chromium does not start"
-        time.sleep(0.1)
-    port = int(file.read_text().splitlines()[0])
-    while True:
-        targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
-        if pages := [target for target in targets if target["type"] == "page"]:
-            return str(pages[0]["webSocketDebuggerUrl"])
-        assert time.monotonic() < deadline, "Chromium has no tab"
-        time.sleep(0.1)
+    for attempt in tenacity.Retrying(stop=tenacity.stop_after_delay(SECONDS), wait=tenacity.wait_fixed(0.1), reraise=True):
+        with attempt:
+            port = int(file.read_text().splitlines()[0])
+            targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
+            pages = [target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page"]
+            assert pages, "Chromium has no tab"
+    return str(pages[0])

@@ -13,8 +13,6 @@ POOL, FLOW, DEPLOYMENT, VARIABLE = "grpo", "grpo", "train", "security"
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """One Prefect server."""
-
     name: str
     address: str
     """`http://127.0.0.1:<port>`."""
@@ -23,7 +21,6 @@ class Door:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self.address.rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -36,7 +33,6 @@ class Door:
             time.sleep(1)
 
     def read(self, method: str, path: str, body: Any = None) -> Any:
-        """Return what the owner is answered."""
         return self.ask(method, path, body).raise_for_status().json()
 
     def contents(self) -> dict[str, Any]:
@@ -64,5 +60,4 @@ class Door:
 
 
 def authorization(secret: str) -> dict[str, str]:
-    """Return the header that carries a secret."""
     return {"Authorization": "Basic " + base64.b64encode(secret.encode()).decode()} if secret else {}

@@ -81,8 +81,6 @@ async function tryAll(attacks, sockets, event) {
 
 @contextmanager
 def serving_page() -> Iterator[int]:
-    """Serve the page, whatever is asked for; yield the port."""
-
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Type", "text/html; charset=utf-8")
@@ -99,10 +97,6 @@ def serving(answer: Any) -> Iterator[int]:
     quiet = {"do_GET": answer, "do_POST": answer, "log_message": lambda *_: None}
     handler = type("Handler", (http.server.BaseHTTPRequestHandler,), quiet)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.clean import clean as command
+from flows.cli.results import clean as command
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.machine.disk import sha256_of

@@ -11,25 +11,15 @@ from prefect.utilities.schema_tools.validation import is_valid
 
 from grpo_core.config.origin import preset_names
 
-ENTRYPOINTS = sorted(
-    {
-        deployment["entrypoint"]
-        for deployment in yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())["deployments"]
-    }
-)
-PRESETS = preset_names()
-
-
-def flow_of(entrypoint: str) -> Any:
-    module, _, name = entrypoint.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+DEPLOYMENTS = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())["deployments"]
 
 
 def schema_of(entrypoint: str) -> dict[str, Any]:
-    return parameter_schema(flow_of(entrypoint)).model_dump(exclude_unset=True)
+    module, _, name = entrypoint.rpartition(".")
+    return parameter_schema(getattr(importlib.import_module(module), name)).model_dump(exclude_unset=True)
 
 
-@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+@pytest.mark.parametrize("entrypoint", [deployment["entrypoint"] for deployment in DEPLOYMENTS])
 def test_every_field_has_its_meaning_and_none_is_of_type_none(entrypoint: str) -> None:
     schema = schema_of(entrypoint)
     for name, field in schema["properties"].items():
@@ -43,7 +33,7 @@ def test_every_field_has_its_meaning_and_none_is_of_type_none(entrypoint: str) -
 def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
     field = schema_of("flows.train.grpo")["properties"]["config"]
     texts, presets = field["anyOf"]
-    assert presets["enum"] == PRESETS
+    assert presets["enum"] == preset_names()
     assert "enum" not in texts
     assert field["default"] == "quickstart"
 

@@ -22,12 +22,12 @@ PYTHON = Path(os.environ.get(PYTHON_VARIABLE) or ROOT / ENVIRONMENT)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder; skip them where there is no vLLM, but the slow one, which installs it."""
+    """Mark all tests of this folder; skip them where there is no vLLM."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(900))
-            if not PYTHON.exists() and item.get_closest_marker("slow") is None:
+            if not PYTHON.exists():
                 item.add_marker(pytest.mark.skip(reason=f"no environment with vLLM ({PYTHON}); run `make vllm`"))
 
 
@@ -88,7 +88,6 @@ def faulty(model_folder: Path, fault: Path, tmp_path_factory: pytest.TempPathFac
 
 @contextlib.contextmanager
 def started_faulty(settings: ServerSettings, fault: Path) -> Iterator[VllmServer]:
-    """Run a server with the faulty engine while inside."""
     commands, environments = server_module.command, server_module.environment
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -108,7 +107,6 @@ def started_faulty(settings: ServerSettings, fault: Path) -> Iterator[VllmServer
 
 
 def settings_of(model: Path, log_file: Path, dtype: str = "float32") -> ServerSettings:
-    """Return what a server of these tests is started with."""
     return ServerSettings(python=PYTHON, model=model, dtype=dtype, context=128, threads=1, kv_cache_gib=1, log_file=log_file)
 
 

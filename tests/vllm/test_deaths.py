@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from grpo_core.errors import ServerGoneError
-from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.opening import VllmServer
 from grpo_core.generation.vllm.sampler import VllmSampler
@@ -24,15 +23,12 @@ GONE_SECONDS = 20.0
 
 @pytest.fixture
 def server(model_folder: Path, tmp_path: Path) -> Iterator[VllmServer]:
-    """A server that is not started yet."""
     made = VllmServer(settings_of(model_folder, tmp_path / "vllm.log"), 16)
     yield made
     made.stop()
 
 
 def sampler_of(server: VllmServer, policy: Policy, folder: Path) -> VllmSampler:
-    """Return a sampler that starts the server, and starts it again."""
-
     def connect() -> VllmClient:
         client = server.start()
         client.open_model(64)
@@ -48,7 +44,6 @@ def group(server: VllmServer) -> int:
 
 
 def is_gone(process_group: int) -> bool:
-    """Return whether no process of a group is left, zombies aside, within a bounded time."""
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
         found = subprocess.run(["ps", "-o", "stat=", "-g", str(process_group)], capture_output=True, text=True, check=False)
@@ -56,10 +51,6 @@ def is_gone(process_group: int) -> bool:
             return True
         time.sleep(0.2)
     return False
-
-
-def same(one: SampledCompletions, other: SampledCompletions) -> bool:
-    return torch.equal(one.completion_ids, other.completion_ids)
 
 
 def in_the_middle(kill: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +104,7 @@ def test_a_server_that_is_killed_is_replaced_and_the_step_repeated(
     assert is_gone(first)
     assert again.figures["sampler/probe/difference"] < 1e-4
     if phase != "transfer":
-        assert same(wanted, again)
+        assert torch.equal(wanted.completion_ids, again.completion_ids)
 
 
 def test_a_server_of_somebody_else_that_dies_ends_the_call_in_bounded_time(

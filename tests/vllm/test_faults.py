@@ -1,4 +1,4 @@
-"""Every way in which a server can keep old or broken weights is found at the first transfer; without the proof none is."""
+"""Every way in which a server can keep old or broken weights is found at the first transfer."""
 
 from pathlib import Path
 
@@ -35,32 +35,15 @@ def test_weights_that_are_no_numbers_in_the_engine_end_the_call(sampler: VllmSam
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 
-@pytest.mark.parametrize("mistake", ["nothing", "head not packed", "one stale"])
-def test_without_the_proof_nobody_notices(
-    sampler: VllmSampler, policy: Policy, fault: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler_module, "judge", lambda now, confirmed, dtype: {"conclusive": 1.0})
-    move(policy)
-    fault.write_text(mistake)
-    drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
-    mismatch = (policy.logps(drawn) - drawn.sampling_per_token_logps)[drawn.completion_mask].abs().max()
-    assert float(mismatch) > 1e-4
-
-
 def spoil(path: Path, how: str) -> None:
     """Change a file of weights behind the back of its manifest."""
-    tensors = load_file(path)
-    name = "model.layers.0.mlp.up_proj.weight"
-    if how == "half":
-        tensors = dict(list(tensors.items())[: len(tensors) // 2])
-    if how == "stale":
-        tensors[name] = tensors[name] - 1e-3
-    if how == "shape":
-        tensors[name] = tensors[name][:-1].contiguous()
-    save_file(tensors, path)
+    tensors, name = load_file(path), "model.layers.0.mlp.up_proj.weight"
+    kept = {key: value for key, value in tensors.items() if how != "missing" or key != name}
+    other = {"stale": tensors[name] - 1e-3, "shape": tensors[name][:-1].contiguous()}
+    save_file({**kept, **({name: other[how]} if how in other else {})}, path)
 
 
-@pytest.mark.parametrize("how", ["half", "stale", "shape"])
+@pytest.mark.parametrize("how", ["missing", "stale", "shape"])
 def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken(
     sampler: VllmSampler, policy: Policy, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

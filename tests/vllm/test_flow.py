@@ -49,7 +49,6 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def kill_the_server_after(step: int, run: subprocess.Popen[str], run_dir: RunDir, own_model: Path) -> None:
-    """Wait for a record of the step, then kill every process of the run's server."""
     deadline = time.monotonic() + 300
     while not (run_dir.journal_file.exists() and f'"kind":"step","step":{step},' in run_dir.journal_file.read_text()):
         assert run.poll() is None, run.communicate()[0]

@@ -11,7 +11,6 @@ import torch
 
 
 def register() -> None:
-    """Make the engine known to vLLM as `grpo_faulty`."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "grpo_faulty" not in WeightTransferEngineFactory._registry:
@@ -19,7 +18,6 @@ def register() -> None:
 
 
 def engine() -> Any:
-    """Return the class, once vLLM can be imported."""
     from grpo_vllm import engine as honest
 
     class FaultyEngine(honest.FileTransferEngine):
