@@ -121,8 +121,7 @@ def usable_uri(kept: str) -> str:
     """
     if (to := origin(kept)) is not None and not gets_login(kept):
         names = UNGUARDED if to[0] in PORTS else UNGUARDED_OF_DATABASES
-        held = [name for name in names if os.environ.get(name) not in (None, "", "false", GUARD)]
-        if held:
+        if held := [name for name in names if os.environ.get(name) not in (None, "", "false", GUARD)]:
             raise TrackingError(
                 f"{kept}: is not the server that the login in {' and '.join(held)} is for, which is the one in {VARIABLE}; "
                 f"export {VARIABLE} with this address, or unset {' and '.join(held)}"

@@ -165,14 +165,14 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     import pandas
 
     run_dir = RunDir(plan.run_path)
-    estimates = read_estimates(run_dir, "base").items()
-    facts = (f"policy: {plan.policy}", *data_facts(plan), *(f"{key}: {estimate}" for key, estimate in estimates))
+    estimates = [f"{key}: {estimate}" for key, estimate in read_estimates(run_dir, "base").items()]
+    facts = (f"policy: {plan.policy}", *data_facts(plan), *estimates)
     completions = pandas.read_parquet(run_dir.eval / "base.parquet")
     columns = ["prompt", "completion", "answer", "score"]
     greedy = completions[completions["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
     ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
-    where = whereabouts(tracked, "run dir", plan.run_path)
-    markdown = markdown_report(tracked.name, where, facts, {"Greedy completions": table(columns, ends)})
+    sections = {"Greedy completions": table(columns, ends)}
+    markdown = markdown_report(tracked.name, whereabouts(tracked, "run dir", plan.run_path), facts, sections)
     write_whole(durable_folder(run_dir.report) / REPORT_FILE, markdown)
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(markdown, key="evaluation-report", description=for_markdown(tracked.name))

@@ -31,8 +31,11 @@ def ensure_store(path: Path, artifacts: str = "./mlruns") -> None:
     with gc_paused():
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    remedy = "Move the file away and start again: a new one is made, and `grpo track RUN_DIR` logs earlier runs to it"
-    with raised_as(TrackingError, f"tracking store {path}: cannot be used ({{cause}}). {remedy}", Exception):
+    fault = (
+        f"tracking store {path}: cannot be used ({{cause}}). Move the file away and start again: a new one is made, and `grpo "
+        "track RUN_DIR` logs earlier runs to it"
+    )
+    with raised_as(TrackingError, fault, Exception):
         if _is_current(path):
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -207,9 +207,9 @@ def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
         log_folder(client, tracked.run_id, folder, folder.name)
-    has_journal = run_dir.journal_file.exists()
-    tables: dict[str, Any] = {SYNC_TABLE: sync_table(read_journal(run_dir.journal_file))} if has_journal else {}
-    tables |= {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
+    tables: dict[str, Any] = {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
+    if run_dir.journal_file.exists():
+        tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
     if last := sorted(run_dir.completions.glob("*.parquet"))[-1:]:
         tables["completions_last_step"] = read_table(last[0])
     for name, table in tables.items():
