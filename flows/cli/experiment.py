@@ -156,7 +156,8 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     """
     from grpo_core.rewards.base import reward_notes
     from grpo_core.run.child import import_folders
-    from grpo_core.run.preflight import check_elsewhere, check_start, slow_dtype_warnings
+    from grpo_core.run.memory import slow_dtype_warnings
+    from grpo_core.run.preflight import check_elsewhere, check_start
 
     resolved = load_config(config, parse_overrides(overrides or []))
     warnings, whether = check_consistency(resolved), ""

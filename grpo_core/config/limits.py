@@ -275,7 +275,7 @@ def _bound(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             f"{key}: {rule.bound} s is shorter than most steps take; a healthy run would be reported as stalled",
         ),
         error_if(
-            traits.takes_bound and rule.watched is not None and find_metric(rule.watched) and rule.limit is None,
+            traits.takes_bound and find_metric(rule.watched or "") is not None and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",
         ),
         warning_if(

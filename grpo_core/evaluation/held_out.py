@@ -59,7 +59,7 @@ ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
 """Of `rollout`: those by which an evaluation samples."""
 EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
 TRAINING_KEYS = {"seed", "device", "deterministic", "rollout_rows", "packed_weights"}
-PATIENCE_SECONDS = 6 * 3600.0
+PATIENCE = 6 * 3600.0
 """For another run's evaluation, which may be long; whoever waits for it can be cancelled."""
 KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"
 
@@ -77,9 +77,8 @@ def evaluate_if_needed(
 ) -> None:
     """Evaluate the initial policy (`base`, saved after `step`) or the newest checkpoint's (`final`) on the held-out prompts.
 
-    Nothing is done where nothing is held out (`data.eval_fraction: 0`), or where this policy has been evaluated before. An
-    evaluation of the initial policy that an earlier run has made in all respects alike is used again, except by a
-    reproduction, which is to repeat it.
+    Nothing is done where nothing is held out, or where this policy has been evaluated before. An evaluation of the initial
+    policy that an earlier run has made in all respects alike is used again, but by a reproduction, which is to repeat it.
 
     Args:
         run_dir: of the run, with its frozen prompts.
@@ -102,8 +101,7 @@ def evaluate_if_needed(
         evaluate(arguments, log_file)
         return
     kept = _folder(identity)
-    lock = kept.with_name(f".{identity}.lock")
-    with one_at_a_time(lock, "makes the same evaluation", wait=wait, patience=PATIENCE_SECONDS, say=report):
+    with one_at_a_time(kept.with_suffix(".lock"), "makes the same one", wait=wait, patience=PATIENCE, say=report):
         if kept.is_dir():
             copy, facts = partial(shutil.copyfile, kept / KEPT_TABLE), read_json(kept / KEPT_FACTS)
             write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})

@@ -21,11 +21,12 @@ beyond tensors is no part of it, nor is what the process had before.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import measures_full_kl, reference_moves, takes_full_kl
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.machine.hardware import available_memory
+from grpo_core.machine.hardware import CPUINFO, available_memory, has_bfloat16_kernels
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
 from grpo_core.run.sizes import MOMENTS, AdapterSize, ModelShape, adapter_size, shown_bytes
 
@@ -301,3 +302,18 @@ def _largest(config: RunConfig, shape: ModelShape, phase: str, available: int, *
 
 def _with(config: RunConfig, section: str, field: str, value: object) -> RunConfig:
     return config.model_copy(update={section: getattr(config, section).model_copy(update={field: value})})
+
+
+def slow_dtype_warnings(config: RunConfig, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
+    """Return a warning where a run would compute in bfloat16 on a processor without fast products for it.
+
+    Args:
+        config: the run's; where it will use a GPU, the processor does not matter.
+        cpuinfo: what Linux knows of the CPU.
+    """
+    if config.model.dtype != "bfloat16" or has_bfloat16_kernels(cpuinfo) or will_use_gpu(config):
+        return ()
+    return (
+        "model.dtype: bfloat16 is several times slower than float32 on this processor, which has no AVX-512 "
+        "(products took 7 times as long on one such machine); add model.dtype=float32",
+    )

@@ -28,7 +28,6 @@ from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, few_names, listed, name_of
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.policy.lora.facts import (
@@ -54,7 +53,7 @@ from grpo_core.policy.sources.find import (
 )
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.flow_folder import RUNS_FOLDER
-from grpo_core.run.memory import Fit, fit_of, will_use_gpu
+from grpo_core.run.memory import Fit, fit_of
 from grpo_core.run.sizes import (
     BYTES_PER_WEIGHT,
     ModelShape,
@@ -389,18 +388,3 @@ def memory_faults(fit: Fit | None) -> Iterator[str]:
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
             f"{remedy}take a smaller model, or a machine with more memory"
         )
-
-
-def slow_dtype_warnings(config: RunConfig, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
-    """Return a warning where a run would compute in bfloat16 on a processor without fast products for it.
-
-    Args:
-        config: the run's; where it will use a GPU, the processor does not matter.
-        cpuinfo: what Linux knows of the CPU.
-    """
-    if config.model.dtype != "bfloat16" or has_bfloat16_kernels(cpuinfo) or will_use_gpu(config):
-        return ()
-    return (
-        "model.dtype: bfloat16 is several times slower than float32 on this processor, which has no AVX-512 "
-        "(products took 7 times as long on one such machine); add model.dtype=float32",
-    )

@@ -34,7 +34,8 @@ from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
-from grpo_core.run.preflight import require_start, slow_dtype_warnings
+from grpo_core.run.memory import slow_dtype_warnings
+from grpo_core.run.preflight import require_start
 from grpo_core.run.provenance import find_model, note_inputs
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from grpo_core.run.rules import Alert, RunRules

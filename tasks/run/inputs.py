@@ -25,7 +25,7 @@ from grpo_core.rewards.base import load_rewards
 from grpo_core.run.child import import_as_at_start
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
-from grpo_core.run.preflight import slow_dtype_warnings
+from grpo_core.run.memory import slow_dtype_warnings
 from grpo_core.run.provenance import find_model, note_inputs
 from grpo_core.run.sizes import announce_disk, announce_memory, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.sweep.plan import Plan

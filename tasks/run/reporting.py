@@ -88,11 +88,8 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *,
     from grpo_core.run.curves import OF_ADAPTERS, sync_table
 
     records, status, repeated = check_run(run_dir).history, run_status(run_dir), compare_with_original(run_dir)
-    facts = (
-        *(repeated.facts() if repeated else ()),
-        *describe_result(records, compare_evaluations(run_dir)),
-        *status.notes,
-    )
+    reached = describe_result(records, compare_evaluations(run_dir))
+    facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))
     syncs = sync_table(records)
     # Not errors of compression: they are small, and 0 means that nothing was left out.

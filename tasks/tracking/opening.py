@@ -111,8 +111,7 @@ def open_run(
         known: the MLflow run that it has; a new one is made where it has none, or none any more.
         uri: where a new one is made.
         experiment: of a new one; it has the view afterwards.
-        name: of the run.
-        note: lines of the description; MLflow shows the first unfolded.
+        name: of the run; `note` are the lines of the description; MLflow shows the first unfolded.
         tags: of a new one, beside those that every run has.
         params: of the run.
         view: with which its charts open.
@@ -121,23 +120,14 @@ def open_run(
 
     run = _find_run(known) if known else None
     uri, name = (known.uri, known.name) if known and run else (uri, name)
-    client, page = make_client(uri), flow_run_page()
+    client = make_client(uri)
     place, place_tag = str(flow_dir.path.resolve()), flow_dir.what.replace(" ", "_")
     experiment_id = run.info.experiment_id if run else _find_experiment(client, uri, experiment, flow_dir.path)
     view_id = ensure_view(client, experiment_id, view)
     if run is None:
-        note = [note[0] + (f" · [Flow run in Prefect]({for_link(page)})" if page else ""), *note[1:]]
-        ours = {
-            NOTE: "\n".join(note),
-            place_tag: place,
-            "mlflow.source.name": "grpo",
-            "prefect.flow_run_id": str(flow_run.id or ""),
-            "prefect.flow_run_url": page,
-        }
-        run = client.create_run(experiment_id, run_name=name, tags={**ours, **tags})
+        run = client.create_run(experiment_id, run_name=name, tags={**_first_tags(note), place_tag: place, **tags})
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id)
-    # At once: whoever resumes a run that dies here finds this one.
-    write_json(flow_dir.tracking_file, asdict(tracked), private=True)
+    write_json(flow_dir.tracking_file, asdict(tracked), private=True)  # at once: whoever resumes one that dies here finds it
     if not run.data.params:  # also those of a run that died before it had logged them
         client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params.items()])
     if known and run.info.run_id == known.run_id:
@@ -147,6 +137,18 @@ def open_run(
             client.delete_tag(tracked.run_id, STOP_TAG)
     _link_in_prefect(tracked)
     return tracked
+
+
+def _first_tags(note: list[str]) -> dict[str, str]:
+    """Return what every new run is tagged with: its description, and the flow run that makes it."""
+    page = flow_run_page()
+    first = note[0] + (f" · [Flow run in Prefect]({for_link(page)})" if page else "")
+    return {
+        NOTE: "\n".join([first, *note[1:]]),
+        "mlflow.source.name": "grpo",
+        "prefect.flow_run_id": str(flow_run.id or ""),
+        "prefect.flow_run_url": page,
+    }
 
 
 def _find_run(known: TrackedRun) -> Any | None:
