@@ -12,17 +12,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_utils import str_to_torch_dtype
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError, few_names, raised_as
+from grpo_core.machine.disk import stored_tensors
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import BatchLimits, Policy
-from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model
+from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
 
 OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
 TAKEN_FOR_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
@@ -96,7 +98,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu", trust_remote_co
         ModelError: it cannot be loaded, a weight does not come from its files, one of theirs is not used, or the model is of
             an architecture that is not supported.
     """
-    model = _load(folder, None, trust_remote_code).eval()
+    model = _load(folder, trust_remote_code, with_weights=True).eval()
     _check_by_value(model, f"model.source: {type(model).__name__} in {folder}")
     return model.to(device)
 
@@ -107,12 +109,12 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> Outline:
     Raises:
         ModelError: `load_model` or `load_tokenizer` would refuse it, or the two do not fit, as far as names and shapes tell.
     """
-    model = _load(folder, "meta", trust_remote_code)
+    model = _load(folder, trust_remote_code, with_weights=False)
     require_vocabulary(model, load_tokenizer(folder, trust_remote_code), folder)
     return outline_of(model)
 
 
-def _load(folder: Path, device: str | None, trust_remote_code: bool) -> PreTrainedModel:
+def _load(folder: Path, trust_remote_code: bool, *, with_weights: bool) -> PreTrainedModel:
     if (folder / ADAPTER_CONFIG).exists():  # transformers would load the adapter's base, whatever lies beside it
         raise ModelError(f"model.source: {folder} holds a model and an adapter ({ADAPTER_CONFIG}); give them their own folders")
     unloadable = f"model.source: no causal language model can be loaded from {folder}: {{cause}}"
@@ -122,21 +124,28 @@ def _load(folder: Path, device: str | None, trust_remote_code: bool) -> PreTrain
             raise ModelError(f"model.source: {folder}: its {other[0]} says that it reads more than text")
         if getattr(config, "quantization_config", None) is not None:
             raise ModelError(f"model.source: {folder}: its weights are quantised; take the model from which they were made")
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            device_map=device,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,  # reading a pickle may run the code of whoever has made it
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-        )
+        kept = {"config": config, "dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        if with_weights:  # no pickles: reading one may run the code of whoever has made it
+            more = {"trust_remote_code": trust_remote_code, "use_safetensors": True}
+            model, info = AutoModelForCausalLM.from_pretrained(folder, **kept, **more)
+        else:  # from headers: opening files of tensors would reserve memory for all of them
+            with torch.device("meta"):
+                empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            model, info = type(empty).from_pretrained(None, **kept, state_dict=_headers(folder), device_map="meta")
+            if (folder / "generation_config.json").exists():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
     kinds = {"missing": "missing_keys", "of another shape": "mismatched_keys", "of no use": "unexpected_keys"}
     found = {kind: sorted(map(str, info[key])) for kind, key in kinds.items() if info[key]}
     if faults := "; ".join(f"{len(names)} are {kind}: {few_names(names, 3)}" for kind, names in found.items()):
         raise ModelError(f"model.source: {folder}: its weights are not those that its config.json names ({faults})")
     return model
+
+
+def _headers(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in the files of a folder, by name, without their content."""
+    found = {name: tensor for file in weight_files(folder) for name, tensor in stored_tensors(file).items()}
+    kinds = {name: str_to_torch_dtype[tensor.dtype] for name, tensor in found.items()}
+    return {name: torch.empty(one.shape, dtype=kinds[name], device="meta") for name, one in found.items()}
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

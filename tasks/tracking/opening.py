@@ -111,13 +111,12 @@ def open_run(
         known: the MLflow run that it has; a new one is made where it has none, or none any more.
         uri: where a new one is made.
         experiment: of a new one; it has the view afterwards.
-        name: of the run; `note` are the lines of the description; MLflow shows the first unfolded.
+        name: of the run.
+        note: lines of the description; MLflow shows the first unfolded.
         tags: of a new one, beside those that every run has.
         params: of the run.
         view: with which its charts open.
     """
-    from mlflow.entities import Param
-
     run = _find_run(known) if known else None
     uri, name = (known.uri, known.name) if known and run else (uri, name)
     client = make_client(uri)
@@ -129,7 +128,7 @@ def open_run(
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id)
     write_json(flow_dir.tracking_file, asdict(tracked), private=True)  # at once: whoever resumes one that dies here finds it
     if not run.data.params:  # also those of a run that died before it had logged them
-        client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params.items()])
+        _log_params(client, tracked, params)
     if known and run.info.run_id == known.run_id:
         client.set_tag(tracked.run_id, place_tag, place)
         client.update_run(tracked.run_id, status="RUNNING")
@@ -137,6 +136,12 @@ def open_run(
             client.delete_tag(tracked.run_id, STOP_TAG)
     _link_in_prefect(tracked)
     return tracked
+
+
+def _log_params(client: Any, tracked: TrackedRun, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params.items()])
 
 
 def _first_tags(note: list[str]) -> dict[str, str]:

@@ -202,7 +202,8 @@ def test_the_servers_context_and_model_are_checked(server: Any) -> None:
     client.open_model(64)
     with pytest.raises(SamplerError, match="its context is 64 tokens"):
         client.open_model(65)
-    for answer in ({"data": []}, [], b"<html>"):
+    answers: tuple[Any, ...] = ({"data": []}, [], b"<html>")
+    for answer in answers:
         handler.script["/v1/models"] = (200, answer)
         with pytest.raises(SamplerError, match="with one model"):
             client.open_model(1)
