@@ -103,7 +103,8 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     """Log the results of one run of the sweep to it, as metrics for the compare page."""
     present = client.get_run(row["mlflow_run_id"]).data.metrics
     for key in (key for key, measure in MEASURES.items() if measure.in_mlflow):
-        if not math.isnan(value := float(row[key])) and present.get(f"sweep/{key}") != value:
+        value, known = float(row[key]), present.get(f"sweep/{key}")
+        if known != value and not (known is None and math.isnan(value)):  # what is unknown now replaces what was known
             client.log_metric(row["mlflow_run_id"], f"sweep/{key}", value, step=int(row["steps"]))
 
 

@@ -246,7 +246,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny
     file.write_bytes(content if damage == "one bit" else content[: len(content) // 2])
     records = train(hurt)
     (alert,) = of_kind(records, "alert")
-    assert f"step_000004: {'' if damage == 'manifest' else 'the SHA-256 of '}{name}" in alert.data["text"]
+    assert f"step_000004: {'cannot be read' if damage == 'manifest' else f'the SHA-256 of {name}'}" in alert.data["text"]
     assert "resuming from step_000002" in alert.data["text"]
     assert of_kind(records, "resume")[0].step == 2
     assert step_figures(records) == expected

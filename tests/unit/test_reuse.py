@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from grpo_core.evaluation.__main__ import main
 from grpo_core.evaluation.held_out import evaluate_if_needed, evaluation_identity
@@ -136,21 +138,17 @@ def test_a_cache_that_cannot_be_written_hurts_nobody(
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "differs"),
-    [
-        ("target_modules", ["up_proj"], True),
-        ("of_a_later_version", True, True),
-        ("target_modules", ["q_proj", "k_proj"], False),  # a set has no order
-        ("base_model_name_or_path", "elsewhere", False),
-    ],
+    ("key", "value", "differs"), [("lora_alpha", 16, True), ("use_rslora", True, True), ("base_model_name_or_path", "b", False)]
 )
 def test_what_changes_what_an_adapter_computes_changes_its_digest(key: str, value: Any, differs: bool, tmp_path: Path) -> None:
-    settings = {"r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["k_proj", "q_proj"], "peft_version": "1"}
-    for name, written in (("one", settings), ("other", {**settings, key: value})):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"weights")
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps(written))
-    one, other = (weights_digest(tmp_path / name) for name in ("one", "other"))
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    tensors = {name.format("A"): torch.ones(4, 32), name.format("B"): torch.ones(32, 4)}
+    for folder, written in (("one", settings), ("other", {**settings, key: value})):
+        (tmp_path / folder).mkdir()
+        save_file(tensors, tmp_path / folder / "adapter_model.safetensors")
+        (tmp_path / folder / "adapter_config.json").write_text(json.dumps(written))
+    one, other = (weights_digest(tmp_path / folder) for folder in ("one", "other"))
     assert (one != other) is differs
 
 
