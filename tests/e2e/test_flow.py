@@ -161,3 +161,17 @@ def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_ya
     end = next(record for record in read_journal(run_dir / "journal.jsonl") if record.kind == "end")
     assert end.data["status"] == "stopped"
     assert (run_dir / "eval" / "final.json").exists()
+
+
+@pytest.mark.proof
+def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, run_dir: Path, tmp_path: Path) -> None:
+    options = ("training.engine=trl", "evaluation.every_steps=null", "evaluation.samples=0")
+    done = grpo("train", str(tiny_yaml), *options, "--run-dir", "runs/trl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    journals = [read_journal(path / "journal.jsonl") for path in (run_dir, tmp_path / "runs" / "trl")]
+    native, trl = ([record.metrics for record in journal if record.kind == "step"] for journal in journals)
+    assert [step.keys() for step in native] == [step.keys() for step in trl]
+    assert [step["reward/mean"] for step in native] == pytest.approx([step["reward/mean"] for step in trl], rel=1e-4)
+    assert [step["kl/ref/drift"] for step in native] == pytest.approx(
+        [step["kl/ref/drift"] for step in trl], rel=1e-3, abs=1e-6
+    )

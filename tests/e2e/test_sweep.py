@@ -125,6 +125,18 @@ def test_a_run_of_the_sweep_is_the_run_of_its_configuration(
     assert compared.is_identical, compared.differences[:3]
 
 
+def test_arms_share_their_first_rollouts_as_far_as_their_shapes_allow(resumed: tuple[SweepDir, Finished]) -> None:
+    sweep_dir, _ = resumed
+    tables = [pandas.read_parquet(sorted(sweep_dir.run_dir(arm, 3).completions.glob("*.parquet"))[0]) for arm in range(4)]
+    shared = ["prompt_id", "completion", "reward"]
+    for one, other in ((0, 2), (1, 3)):  # they differ in beta alone
+        pandas.testing.assert_frame_equal(tables[one][shared], tables[other][shared])
+        assert tables[one]["completion"].nunique() > 1
+    small, large = (table.groupby("prompt_id")["completion"].apply(list) for table in tables[:2])
+    for prompt, completions in large.items():
+        assert completions[:2] == small[prompt]
+
+
 def test_a_failing_run_is_recorded_and_a_pruned_one_keeps_its_data(
     grpo: Callable[..., Finished], tiny_values: dict[str, Any], tmp_path: Path
 ) -> None:
