@@ -55,7 +55,7 @@ test-compose: setup  ## docker-compose.yml in real containers, on stand-in image
 vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS="--cuda --trainer": for a GPU, and for rollout.vllm.mode colocate)
 	$(BIN)/python -m grpo_core.generation.vllm.environment $(ARGS)
 
-test-vllm: setup  ## tests on a real vLLM server; `make vllm` first (ARGS="-m 'vllm and slow'": tests `make vllm` itself)
+test-vllm: setup  ## tests on a real vLLM server; `make vllm` first
 	$(BIN)/pytest -m 'vllm and not slow' $(ARGS)
 
 bench: setup  ## seconds of a step by phase: this engine, TRL's GRPOTrainer and the machine's floor (BASE=<commit>: an earlier state as well; ARGS="--workloads prompt-heavy ...")

@@ -1,1 +1,1 @@
-"""Where completions come from: one protocol, an embedded sampler, a scripted one for tests and dry runs."""
+"""Where completions come from: one protocol, an embedded sampler and vLLM."""
