@@ -98,7 +98,7 @@ format: setup  ## rewrite to the house format
 	$(BIN)/ruff check --fix .
 
 docs: setup  ## regenerate what the documentation takes from the code
-	$(BIN)/python -m grpo_core.pages.metrics > METRICS.md
+	$(BIN)/python -m grpo_core.metrics > METRICS.md
 	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py tests/contracts/test_architecture.py
 
 pictures: setup  ## make the pictures of the README again: real runs, real servers, Chromium (ARGS="--steps 20 --out FOLDER")

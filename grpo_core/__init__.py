@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
     from grpo_core.config import RunConfig, load_config
     from grpo_core.errors import GrpoError
+    from grpo_core.run.curves import Run
     from grpo_core.run.folder import RunDir
     from grpo_core.run.journal import Record, read_journal
-    from grpo_core.run.opened import Run
     from grpo_core.training.from_python import resume_training, train
 
 _HOMES = {
@@ -22,7 +22,7 @@ _HOMES = {
     "GrpoError": "grpo_core.errors",
     "LossTerms": "grpo_core.algorithm.loss",
     "Record": "grpo_core.run.journal",
-    "Run": "grpo_core.run.opened",
+    "Run": "grpo_core.run.curves",
     "RunConfig": "grpo_core.config",
     "RunDir": "grpo_core.run.folder",
     "group_relative_advantages": "grpo_core.algorithm.advantages",

@@ -17,7 +17,7 @@ from flows.cli.stack import down, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
-from grpo_core.machine.lifeline import exit_with_lifeline
+from grpo_core.machine.process import exit_with_lifeline
 from tasks.credentials import move_credentials
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

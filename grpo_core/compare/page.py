@@ -25,7 +25,7 @@ from grpo_core.compare.runs import ComparedRun, Source, begun_runs
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.pages.page import Picture, Section, Table, render
+from grpo_core.pages import Picture, Section, Table, render
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
 from grpo_core.run.flow_folder import FlowDir

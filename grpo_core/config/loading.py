@@ -27,7 +27,7 @@ from grpo_core.config.names import near
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, listed, name_of, raised_as, shown
-from grpo_core.machine.jsonfile import json_copy
+from grpo_core.machine.disk import json_copy
 from grpo_core.text import visible
 
 KNOBS = {

@@ -22,8 +22,7 @@ from grpo_core.data.endings import end_tokens_of
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import file_of, read_rows
 from grpo_core.errors import DataError, cause, raised_as
-from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
+from grpo_core.machine.disk import STORED, Count, build, durable_folder, read_json, write_json, write_whole
 from grpo_core.policy.sources import find
 from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 from grpo_core.types import Prompt

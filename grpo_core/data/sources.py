@@ -27,8 +27,8 @@ from pydantic_core import from_json
 from grpo_core.config import DataConfig
 from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
 from grpo_core.errors import DataError, cause, name_of, shown
-from grpo_core.machine.hub import why_hub_is_away
-from grpo_core.machine.jsonfile import jsonable
+from grpo_core.machine.disk import jsonable
+from grpo_core.policy.sources.find import why_hub_is_away
 
 Row = dict[str, Any]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.machine.lifeline import exit_with_lifeline
-from grpo_core.machine.process import gc_paused
+from grpo_core.machine.process import exit_with_lifeline, gc_paused
 from grpo_core.run.child import import_as_at_start
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.provenance import config_here, find_model

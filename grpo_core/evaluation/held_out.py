@@ -18,10 +18,9 @@ from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.prepare import files_digest, json_digest, read_manifest, tokenizer_digest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.machine.disk import durable, remove
+from grpo_core.machine.disk import durable, read_json, remove, write_json
 from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, processor
-from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.policy.sources.cache import cache_folder

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
-from grpo_core.machine.jsonfile import build, read_json, write_json
+from grpo_core.machine.disk import build, durable, durable_folder, read_json, whole_or_gone, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record
 

@@ -1,10 +1,11 @@
-"""This process itself: imports without the collector of reference cycles, output whose reader may leave."""
+"""This process itself: its lifeline to its parent, imports without the collector of cycles, output whose reader may leave."""
 
 import atexit
 import contextlib
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,3 +45,26 @@ def ignore_broken_pipe() -> Iterator[None]:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, number)
                 os.close(nowhere)
+
+
+LIFELINE_VARIABLE = "GRPO_LIFELINE_FD"
+"""Environment variable that holds the number of the inherited file descriptor."""
+
+
+def lifeline_from_environment() -> int | None:
+    """Return the lifeline's file descriptor, None where the process was started by hand."""
+    value = os.environ.get(LIFELINE_VARIABLE)
+    return int(value) if value else None
+
+
+def exit_with_lifeline() -> None:
+    """From now on, end this process at once when the one that started it has died."""
+    descriptor = lifeline_from_environment()
+    if descriptor is not None:
+        threading.Thread(target=_exit_at_end_of_file, args=(descriptor,), daemon=True).start()
+
+
+def _exit_at_end_of_file(descriptor: int) -> None:
+    while os.read(descriptor, 1):
+        pass
+    os._exit(1)

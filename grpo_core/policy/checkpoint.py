@@ -35,8 +35,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.errors import InitialPolicyError, ModelError, name_of, raised_as
-from grpo_core.machine.disk import durable_folder, flush, flush_all, sha256_of, whole_or_gone
-from grpo_core.machine.jsonfile import build, read_json
+from grpo_core.machine.disk import build, durable_folder, flush, flush_all, read_json, sha256_of, whole_or_gone
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (

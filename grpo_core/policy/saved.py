@@ -8,8 +8,7 @@ from typing import TypeVar
 from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import ModelError, cause, raised_as
-from grpo_core.machine.disk import sha256_of
-from grpo_core.machine.jsonfile import STORED, Count, Norm, build, read_json
+from grpo_core.machine.disk import STORED, Count, Norm, build, read_json, sha256_of
 
 ASIDE = "damaged_"
 """Before the name of a checkpoint that is not to be used: nothing looks for one under such a name."""

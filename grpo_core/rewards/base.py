@@ -21,7 +21,7 @@ from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.derived import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, reward_name
 from grpo_core.errors import RewardError, cause, name_of
-from grpo_core.machine.jsonfile import json_copy
+from grpo_core.machine.disk import json_copy
 from grpo_core.rewards.bounded import (
     CPU_SECONDS,
     WORKERS,

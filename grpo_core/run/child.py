@@ -21,10 +21,9 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import code_in
 from grpo_core.config.origin import find_config
 from grpo_core.errors import TrainingError, raised_as
-from grpo_core.machine.disk import append_private, write_whole
+from grpo_core.machine.disk import append_private, read_json, write_whole
 from grpo_core.machine.gpus import held_slot
-from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
 

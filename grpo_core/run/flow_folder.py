@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO, ClassVar, Literal
 
 from grpo_core.errors import FolderError, JournalError, few_names, raised_as
-from grpo_core.machine.disk import flush
-from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.disk import flush, read_json, write_json
 from grpo_core.machine.locks import locked_soon, open_lock
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]

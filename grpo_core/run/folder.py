@@ -27,8 +27,7 @@ from typing import Any, ClassVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import ConfigError, JournalError, raised_as, shown
-from grpo_core.machine.disk import FILE_MODE, remove, write_whole
-from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
+from grpo_core.machine.disk import FILE_MODE, append_json, build, read_json, read_lines, remove, write_json, write_whole
 from grpo_core.run.flow_folder import FlowDir, Kind, Place
 from grpo_core.run.journal import JOURNAL_FILE, Record, read_journal
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from grpo_core.config import changes_between, validate_config
 from grpo_core.errors import ConfigError, JournalError, ModelError, shown
-from grpo_core.machine.disk import remove, write_whole
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import read_json, remove, write_whole
 from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import ASIDE, list_checkpoints, read_mark
 from grpo_core.run.folder import RunDir, lowered_notes

@@ -27,9 +27,9 @@ from urllib.request import getproxies, proxy_bypass
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, few_names, listed, name_of
 from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.machine.disk import read_json, write_json
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.policy.lora.facts import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -14,9 +14,9 @@ from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError, listed
+from grpo_core.machine.disk import read_json, write_json
 from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, processor
-from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.lora.facts import START
 from grpo_core.policy.saved import list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model, weights_digest

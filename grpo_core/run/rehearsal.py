@@ -25,7 +25,7 @@ from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
 from grpo_core.data.prompts import check_rows, count_held_out, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause
-from grpo_core.machine.lifeline import exit_with_lifeline
+from grpo_core.machine.process import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.child import import_from

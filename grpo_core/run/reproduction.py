@@ -10,8 +10,7 @@ from grpo_core.config import RunConfig, changes_between
 from grpo_core.config.derived import BITWISE, Repeatability, repeatability
 from grpo_core.data.prepare import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import durable, durable_folder
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import durable, durable_folder, read_json
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.policy.sources.find import weights_digest

@@ -13,7 +13,7 @@ from grpo_core.evaluation.results import (
     read_estimates,
     table_file,
 )
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import read_json
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.child import process_runs
 from grpo_core.run.folder import RaisedAlert, RunDir, monitor_alerts

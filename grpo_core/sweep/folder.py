@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from grpo_core.config.loading import dump_yaml
 from grpo_core.errors import SweepError, raised_as
-from grpo_core.machine.disk import write_whole
-from grpo_core.machine.jsonfile import append_json, read_json, read_lines, write_json
+from grpo_core.machine.disk import append_json, read_json, read_lines, write_json, write_whole
 from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument

@@ -30,8 +30,7 @@ from grpo_core.errors import (
     TrainingError,
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
-from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
-from grpo_core.machine.process import gc_paused
+from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start

@@ -44,7 +44,7 @@ from grpo_core.text import redact_uri, visible
 from grpo_core.training import EVALUATE, TRAINING
 
 if TYPE_CHECKING:
-    from grpo_core.run.opened import Run
+    from grpo_core.run.curves import Run
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drift"}
 """Label -> metric of a step, beside the bar."""
@@ -212,7 +212,7 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
 
 def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = False, notes: Sequence[str] = ()) -> "Run":
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
-    from grpo_core.run.opened import Run
+    from grpo_core.run.curves import Run
 
     config, follower = run_dir.read_config(), Follower(run_dir, shown=progress)
     digest, resume = cache(weights_digest), f"resume_training({str(run_dir.path)!r}) continues the run"

@@ -24,8 +24,7 @@ from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
-from grpo_core.machine.disk import flush_all, write_whole
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, lower_passes

@@ -20,7 +20,7 @@ from grpo_core.config import load_config
 from grpo_core.config.derived import starts_server
 from grpo_core.generation.vllm.opening import SlotServers, VllmServer, server_settings
 from grpo_core.machine.disk import append_private, private_folder
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.run.child import python_path
 from grpo_core.sweep.campaign import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed

@@ -25,8 +25,7 @@ from grpo_core.config import run_name
 from grpo_core.config.loading import KNOBS
 from grpo_core.config.origin import flatten
 from grpo_core.errors import cause
-from grpo_core.machine.disk import sqlite_file
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.disk import sqlite_file, write_json
 from grpo_core.metrics import REGISTRY
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir

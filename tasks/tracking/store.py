@@ -21,8 +21,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, raised_as
-from grpo_core.machine.disk import PARTIAL, sqlite_file
-from grpo_core.machine.jsonfile import STORED, build, read_json
+from grpo_core.machine.disk import PARTIAL, STORED, build, read_json, sqlite_file
 from grpo_core.machine.process import gc_paused
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.text import HIDDEN, kept_uri

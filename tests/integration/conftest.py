@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.run.folder import RunDir
 
 START_SECONDS = 120.0

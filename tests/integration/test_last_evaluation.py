@@ -14,7 +14,7 @@ import pytest
 
 from grpo_core.errors import TrainingError
 from grpo_core.evaluation import __main__ as evaluation
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.training import EVALUATE

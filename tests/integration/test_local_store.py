@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import read_json
 from grpo_core.run.folder import add_alert
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking

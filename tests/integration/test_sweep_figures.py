@@ -12,7 +12,7 @@ import pandas
 import pytest
 from scipy import stats
 
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.disk import write_json
 from grpo_core.sweep.arms import Outcome, arm_config
 from grpo_core.sweep.folder import SweepDir
 from tasks.sweep.stages import report_again

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import find_best, list_checkpoints
 from grpo_core.run.folder import RunDir

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_core.backends.trl import Observer, build_trainer
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main
 from grpo_core.training.ending import StopRequest

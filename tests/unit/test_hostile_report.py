@@ -8,7 +8,7 @@ import pandas
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from grpo_core.pages.page import save_picture
+from grpo_core.pages import save_picture
 from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.schema import SweepConfig
 from grpo_core.sweep.statistics.runs import SweepRuns

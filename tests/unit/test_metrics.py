@@ -45,7 +45,7 @@ def test_every_metric_has_a_healthy_range_or_a_reason_for_having_none() -> None:
 
 def test_the_documented_table_is_the_registry() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "grpo_core.pages.metrics"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "grpo_core.metrics"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "METRICS.md").read_text() == printed
 

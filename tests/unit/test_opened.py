@@ -7,9 +7,8 @@ import numpy as np
 import pandas
 import pytest
 
-from grpo_core.run.curves import read_curve, read_curves
+from grpo_core.run.curves import Run, read_curve, read_curves
 from grpo_core.run.journal import read_journal
-from grpo_core.run.opened import Run
 from tests.compared import PROBE_EVERY, STEPS, probe_figures_of, step_figures, write_compared
 
 SYNCED = {"reference.sync_steps": 5, "training.seed": 3, "training.steps": STEPS}

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import torch
 
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.disk import write_json
 from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences
 
 

@@ -8,7 +8,7 @@ import pytest
 from grpo_core.compare.comparison import compare_sources
 from grpo_core.compare.page import write_comparison
 from grpo_core.compare.runs import Source
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.disk import write_json
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from grpo_core.config import LoraConfig
 from grpo_core.errors import ModelError, few_names, name_of, raised_as, shown
-from grpo_core.machine.disk import stored_tensors
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import read_json, stored_tensors
 
 Sides = tuple[int, int]
 """(inputs, outputs) of a matrix."""

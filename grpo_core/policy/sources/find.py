@@ -10,10 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError, few_names, name_of, raised_as, shown
-from grpo_core.machine.disk import sha256_of
-from grpo_core.machine.hub import ASK_SECONDS
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.errors import ModelError, cause, few_names, name_of, raised_as, shown
+from grpo_core.machine.disk import read_json, sha256_of
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from grpo_core.policy.sources import scratch
 from grpo_core.policy.sources.cache import BUNDLED, VERSION, cache_folder, convert_bundled, is_whole, made_once, packaged_file
@@ -233,3 +231,20 @@ def _download(key: str, source: str, trust_remote_code: bool = False) -> Path:
 
     with _from_hub(key, source):
         return Path(snapshot_download(source, allow_patterns=[*DOWNLOADED, *(["*.py"] if trust_remote_code else [])]))
+
+
+ASK_SECONDS = 5.0
+"""How long the hub may take to answer at all before it counts as away."""
+
+
+def why_hub_is_away() -> str | None:
+    """Return why the hub cannot be reached; None where it answers, whatever it answers."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ASK_SECONDS)  # the client's own: with its proxies and certificates
+    except Exception as error:  # noqa: BLE001  (the HTTP library is the client's choice, and so are its errors)
+        return f"{type(error).__name__}: {cause(error, 120)}"
+    return None

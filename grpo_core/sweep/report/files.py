@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 from matplotlib.figure import Figure
 
-from grpo_core.pages.page import Picture, Section, render, save_picture
+from grpo_core.pages import Picture, Section, render, save_picture
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import MEASURES, PLUS_MINUS, counted, duration, knob_name, knob_title, level_name
 from grpo_core.sweep.folder import StoredSweep

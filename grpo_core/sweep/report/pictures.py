@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_core.pages.page import STYLE
+from grpo_core.pages import STYLE
 from grpo_core.run.curves import AFTER_STEP
 from grpo_core.run.figures import panel_grid, scale_kl
 from grpo_core.sweep.arms import Arm

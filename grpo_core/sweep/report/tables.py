@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 
 from grpo_core.metrics import find_metric
-from grpo_core.pages.page import Table
+from grpo_core.pages import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
     MEASURES,
