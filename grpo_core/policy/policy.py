@@ -27,7 +27,7 @@ from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.outline import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.weights import (
     WEIGHTS_FILE,
     Weights,

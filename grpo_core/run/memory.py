@@ -27,7 +27,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import measures_full_kl, reference_moves, takes_full_kl
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, available_memory, has_bfloat16_kernels
-from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
+from grpo_core.policy.outline import FULL_KL_COPIES, most_at_once
 from grpo_core.run.sizes import MOMENTS, AdapterSize, ModelShape, adapter_size, shown_bytes
 
 FLOAT, HALF = 4, 2

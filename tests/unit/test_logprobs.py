@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_core.algorithm.logprobs import token_full_kl, token_logps
-from grpo_core.policy.logits_memory import CHUNK_BYTES, KEPT_BYTES, tokens_at_once
+from grpo_core.policy.outline import CHUNK_BYTES, KEPT_BYTES, tokens_at_once
 
 
 @pytest.fixture
