@@ -2,7 +2,7 @@
 
 The logits of a step are its largest tensor (B x T x V floats: 8 x 1024 x 151,936 in fp32 is 5 GB a copy). Only completion
 tokens are projected to the vocabulary, and where there are many, a chunk of them at a time, once more in the backward pass
-(`policy/logits_memory.py` decides).
+(`policy/outline.py` decides).
 """
 
 from collections.abc import Callable

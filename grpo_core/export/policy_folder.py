@@ -29,6 +29,7 @@ from grpo_core.machine.disk import (
     write_json,
     write_whole,
 )
+from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
 from grpo_core.policy.saved import TrainingState, checkpoint_name, list_checkpoints, read_state, step_of
 from grpo_core.policy.sources.find import folder_of, model_here
@@ -322,24 +323,34 @@ def placed_whole(target: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
     scratch = place.with_name(f".{place.name}.partial")
     unwritable = f"export folder {target}: cannot be written ({{cause}}); give another --to"
     with raised_as(FolderError, unwritable, OSError):
-        for folder in (place, scratch):
-            _require_ours(folder)
-        if place.exists() and FlowDir(place).marker() is not None and (changed := changed_files(place)):
-            names = few_names(changed, SHOWN_FILES)
-            raise FolderError(f"export folder {place}: is an earlier export that was changed since ({names}). {OTHER}")
+        _require_ours(scratch)
+        _require_unchanged(place)
+        if holder := lock_holder(scratch / MARKER_FILE):
+            raise FolderError(f"export folder {target}: {holder} writes an export there; wait for it, or give another --to")
         remove(scratch)
         with whole_or_gone(f"export {place.name}", scratch):
             scratch.mkdir(parents=True)
             write_marker(scratch, KIND)
-            yield scratch
+            with (scratch / MARKER_FILE).open("rb") as marker:
+                try_lock(marker)
+                yield scratch
             write_json(scratch / MANIFEST_FILE, {**facts, "files": _digests(scratch)})
             flush_all(scratch)
+        _require_unchanged(place)  # again: a merge takes minutes
         if not place.exists():
             os.replace(scratch, place)
         elif fault := exchange(scratch, place):
             raise FolderError(f"export folder {place}: cannot be replaced in one step here ({fault}); remove it first")
         flush(place.parent)
         remove(scratch)  # the earlier one
+
+
+def _require_unchanged(place: Path) -> None:
+    """Refuse what is no export of ours, or was changed since it was written."""
+    _require_ours(place)
+    if place.exists() and FlowDir(place).marker() is not None and (changed := changed_files(place)):
+        names = few_names(changed, SHOWN_FILES)
+        raise FolderError(f"export folder {place}: is an earlier export that was changed since ({names}). {OTHER}")
 
 
 def _require_ours(folder: Path) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -90,6 +91,7 @@ def durable(path: Path) -> Iterator[Path]:
         OSError: it cannot be flushed or renamed.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    remove(partial)  # of a process that was killed: in a container, process ids come again
     try:
         yield partial
         flush(partial)
@@ -204,9 +206,10 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def free_bytes(path: Path) -> int:
-    """Return the bytes that this user can still write where `path` is, or would be."""
-    return shutil.disk_usage(next(place for place in (path, *path.resolve().parents) if place.exists())).free
+def free_bytes(path: Path) -> float:
+    """Return the bytes that this user can still write where `path` is, or would be; infinity where a mount does not tell."""
+    usage = shutil.disk_usage(next(place for place in (path, *path.resolve().parents) if place.exists()))
+    return usage.free if usage.total else math.inf
 
 
 def folder_bytes(folder: Path) -> int:

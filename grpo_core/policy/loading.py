@@ -27,6 +27,8 @@ from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
 
 OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
+LEFTOVER = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias)$")
+"""Buffers that older versions of transformers have stored, and that are computed now."""
 TAKEN_FOR_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
 """Beside experts that transformers has joined, PEFT takes layers of these names for them, also where it loads an adapter."""
 LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 0.1
@@ -122,6 +124,8 @@ def _load(folder: Path, trust_remote_code: bool, *, with_weights: bool) -> PreTr
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         if other := [key for key, value in config.to_dict().items() if OTHER_INPUT.fullmatch(key) and value is not None]:
             raise ModelError(f"model.source: {folder}: its {other[0]} says that it reads more than text")
+        if getattr(config, "transformers_weights", None) is not None:
+            raise ModelError(f"model.source: {folder}: its config.json names a file of weights (transformers_weights)")
         if getattr(config, "quantization_config", None) is not None:
             raise ModelError(f"model.source: {folder}: its weights are quantised; take the model from which they were made")
         kept = {"config": config, "dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -134,6 +138,7 @@ def _load(folder: Path, trust_remote_code: bool, *, with_weights: bool) -> PreTr
             model, info = type(empty).from_pretrained(None, **kept, state_dict=_headers(folder), device_map="meta")
             if (folder / "generation_config.json").exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
+    info["unexpected_keys"] = [name for name in info["unexpected_keys"] if not LEFTOVER.search(name)]
     kinds = {"missing": "missing_keys", "of another shape": "mismatched_keys", "of no use": "unexpected_keys"}
     found = {kind: sorted(map(str, info[key])) for kind, key in kinds.items() if info[key]}
     if faults := "; ".join(f"{len(names)} are {kind}: {few_names(names, 3)}" for kind, names in found.items()):

@@ -262,7 +262,10 @@ def write_process_state(file: Path | None, state: ProcessState) -> None:
 
 def read_process_state(file: Path) -> ProcessState:
     """Return the state of a process; NOT_YET where there is no file of it."""
-    return ProcessState(**read_json(file)) if file.exists() else NOT_YET
+    try:
+        return ProcessState(**read_json(file))
+    except (OSError, TypeError, ValueError):  # not there, or just being written
+        return NOT_YET
 
 
 def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:

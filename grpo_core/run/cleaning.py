@@ -55,14 +55,14 @@ def clean(
         remove_them: whether it is removed, under the lock of each run.
     """
     chosen = [RunDir(path) for path in runs] or list(_run_dirs(folder))
-    items, skipped = list[Item](), list[str]()
+    items, skipped, begun = list[Item](), list[str](), _used_in(folder)
     for run_dir in chosen:
         if holder := lock_holder(run_dir.journal_file):
             skipped.append(f"run dir {run_dir.path}: {holder} works on this run")
             continue
         try:
             with run_dir.locked():
-                used = used_checkpoints(run_dir)
+                used = {**begun, **used_checkpoints(run_dir)}
                 for kind, path in [item for item in _items(run_dir) if item[0] in kinds]:
                     if user := used.get(path.resolve()):
                         skipped.append(f"{path}: {user} begins with it and cannot be reproduced without it")
@@ -71,7 +71,7 @@ def clean(
                     if remove_them:
                         (path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves is no whole checkpoint
                         remove(path)
-        except GrpoError as error:
+        except (GrpoError, OSError) as error:
             skipped.append(cause(error))
     return Removable(items=tuple(items), skipped=tuple(skipped))
 
@@ -112,7 +112,7 @@ def _used_in(folder: Path) -> dict[Path, Path]:
     used = {}
     for file in (*folder.glob("*/config.json"), *folder.glob("*/runs/*/config.json")):
         run_dir = RunDir(file.parent)
-        with contextlib.suppress(GrpoError):
+        with contextlib.suppress(GrpoError, OSError, ValueError):  # a damaged neighbour is no user
             is_user = run_dir.kind not in (None, "evaluation")
             for source in sources_of(config_here(run_dir)).values() if is_user else ():
                 policy = Path(source).expanduser().resolve()

@@ -90,7 +90,7 @@ def decode_record(line: bytes) -> Record:
     Raises:
         ValueError: it is no journal record.
     """
-    record = _RECORD.validate_json(line)
+    record = _RECORD.validate_python(json.loads(line))
     if "metrics" not in record.data:
         return record
     metrics = {key: float(value) for key, value in record.data["metrics"].items()}  # NaN and infinities were written as text

@@ -99,7 +99,13 @@ def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) 
     except ModelError:
         if not own:
             raise
-    return own[-1] / "policy"
+    from grpo_core.policy.checkpoint import verify_checkpoint  # it loads torch
+
+    for checkpoint in reversed(own):
+        with contextlib.suppress(ModelError):
+            verify_checkpoint(checkpoint)
+            return checkpoint / "policy"
+    raise ModelError(f"{BASE} {model.source}: is gone or has other weights, and no checkpoint of {run_dir.path} is whole")
 
 
 def other_weights(facts: Mapping[str, Any], config: RunConfig, found: Mapping[str, str], what: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ run made for it in tests/integration/test_rules_of_runs.py.
 import copy
 import importlib
 import itertools
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.child import end_process, import_as_at_start
 from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 from grpo_core.run.journal import Record
+
+logger = logging.getLogger(__name__)
 
 Figures = Mapping[str, float]
 Breach = tuple[float, str]
@@ -306,5 +309,8 @@ class RunRules:
             if alert.rule.kind == "stalled":
                 self._end(self._run_dir.process_file)
         self.alerts.append(alert.text)
-        add_alert(self._run_dir, alert.step, alert.text, alert.rule.name)
+        try:
+            add_alert(self._run_dir, alert.step, alert.text, alert.rule.name)
+        except OSError as error:  # a full disk; whoever watches learns of it all the same
+            logger.warning("alert not written (%s): %s", error, alert.text)
         return alert

@@ -157,9 +157,11 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
         traceback.print_exception(error)
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})
-    with contextlib.suppress(OSError):  # the log is on the same disk
+    try:
         sys.stderr.write(visible(" ".join(message.split())) + "\n")
         sys.stderr.flush()
+    except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return exit_code
 
 

@@ -96,7 +96,7 @@ def run_child(
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
-    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/signals.py`).
+    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/ending.py`).
     The arguments are those of `run_watched`.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row, starts_server
-from grpo_core.errors import SamplerError
+from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.vllm.client import KEY_VARIABLE, VllmClient, connect
 from grpo_core.generation.vllm.launch import ServerSettings, command, environment
 from grpo_core.machine.disk import append_private
@@ -37,6 +37,7 @@ LENT_VARIABLE = "GRPO_VLLM_LENT"
 ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm` makes, in the current folder."""
 START_SECONDS, POLL_SECONDS = 600.0, 0.5
+PORT_TAKEN = "ddress already in use"
 """A start takes 20 s to several minutes."""
 
 
@@ -172,7 +173,8 @@ def wait_until_ready(client: VllmClient, is_running: Callable[[], bool], log_fil
         if not is_running() or time.monotonic() - began > START_SECONDS:
             tail = " | ".join(log_file.read_text(errors="replace").splitlines()[-8:])
             why = f"did not answer within {START_SECONDS:.0f} s" if is_running() else "ended while it started"
-            raise SamplerError(f"the vLLM server {why}; its log, {log_file}, ends with: {tail}")
+            kind = ServerGoneError if PORT_TAKEN in tail else SamplerError  # another start takes another port
+            raise kind(f"the vLLM server {why}; its log, {log_file}, ends with: {tail}")
         time.sleep(POLL_SECONDS)
     logger.info("the vLLM server answers after %.0f s", time.monotonic() - began)
 

@@ -24,11 +24,12 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError, TrainingError, raised_as
+from grpo_core.errors import GrpoError, SamplerError, ServerGoneError, StaleWeightsError, TrainingError, cause
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
 from grpo_core.generation.vllm.client import Completion, Request, VllmClient
 from grpo_core.generation.vllm.colocated import ColocatedVllm
-from grpo_core.machine.disk import free_bytes
+from grpo_core.machine.disk import free_bytes, is_full_disk
+from grpo_core.policy.device import is_out_of_memory
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
@@ -178,8 +179,12 @@ class VllmSampler:
             SamplerError: it refuses, or is lost for good.
         """
         is_lost, tries = retry_if_exception_type(ServerGoneError), stop_after_attempt(TRIES)
-        with raised_as(SamplerError, "vLLM cannot be used: {cause}", Exception):
+        try:
             return Retrying(retry=is_lost, stop=tries, after=self._forget, reraise=True)(self._sample, prompts, settings, key)
+        except Exception as error:
+            if isinstance(error, GrpoError) or is_out_of_memory(error) or is_full_disk(error):  # the trainer's own
+                raise
+            raise SamplerError(f"vLLM cannot be used: {cause(error)}") from error
 
     def close(self) -> None:
         """End the server, if it is this run's."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.products import LEAST_WEIGHTS, is_large, prepared_weights
@@ -170,6 +170,8 @@ def _why_different(
             found = torch.log_softmax(logits(tokens).float(), dim=-1)
         difference = float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return f"this model cannot be computed so here ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
         return None

@@ -130,7 +130,8 @@ def weight_files(folder: Path) -> Sequence[Path]:
     entry, index = folder / "model.safetensors", folder / INDEX
     files = [entry]
     if index.is_file() and not entry.is_file():
-        files = [folder / name for name in sorted({*read_json(index)["weight_map"].values()})]
+        with raised_as(ModelError, f"{index}: is no index of weights ({{cause}})", LookupError, TypeError, ValueError):
+            files = [folder / Path(name).name for name in sorted({*read_json(index)["weight_map"].values()})]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(
             f"{name_of(str(folder), 200)}: holds no weights in {few_names(missing, 3)}; copy or download it again. Pickles, "
