@@ -9,7 +9,7 @@ from typing import Literal
 from prefect import flow
 
 from flows.prefect_pages import Name, PositiveInt, form
-from grpo_core.export.policy_folder import ExportWish
+from grpo_core.export.choice import ExportWish
 from tasks.tracking.exporting import ExportSummary, export_run, show_export
 
 

@@ -243,7 +243,7 @@ def export(
     track_at(tracking_uri)
     with messages_to_stderr(as_json):
         with gc_paused():
-            from grpo_core.export.policy_folder import ExportWish
+            from grpo_core.export.choice import ExportWish
             from tasks.tracking.exporting import export_run
 
         form: Literal["adapter", "merged"] | None = "adapter" if adapter else "merged" if merged else None

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, Estimate, evaluations_after
-from grpo_core.export.policy_folder import ExportPlan
+from grpo_core.export.choice import ExportPlan
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.policy.lora.facts import START
 from grpo_core.policy.sources.find import MADE_HERE, folder_of

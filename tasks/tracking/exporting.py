@@ -23,7 +23,8 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, TrackingError, raised_as, shown
 from grpo_core.export.card import TASK, hub_id, public_source
-from grpo_core.export.policy_folder import EXPORTS, MANIFEST_FILE, Exported, ExportWish, export_policy
+from grpo_core.export.choice import EXPORTS, ExportWish
+from grpo_core.export.policy_folder import MANIFEST_FILE, Exported, export_policy
 from grpo_core.machine.disk import folder_bytes, sha256_of
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions

@@ -18,7 +18,8 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import FolderError, ModelError
 from grpo_core.export.card import CARD_FILE, write_card
-from grpo_core.export.policy_folder import MANIFEST_FILE, Exported, ExportWish, export_policy, plan_export, write_policy
+from grpo_core.export.choice import ExportWish, plan_export
+from grpo_core.export.policy_folder import MANIFEST_FILE, Exported, export_policy, write_policy
 from grpo_core.machine.disk import durable_folder, sha256_of
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.saved import list_checkpoints

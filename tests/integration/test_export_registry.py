@@ -11,7 +11,7 @@ import pytest
 from grpo_core import train
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError, TrackingError
-from grpo_core.export.policy_folder import ExportWish
+from grpo_core.export.choice import ExportWish
 from grpo_core.run.folder import RunDir
 from tasks.tracking import open_tracking, track_results
 from tasks.tracking.exporting import ExportSummary, export_run

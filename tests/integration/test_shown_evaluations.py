@@ -10,7 +10,8 @@ import pytest
 
 from grpo_core.evaluation import __main__ as evaluation
 from grpo_core.export.card import drift_of
-from grpo_core.export.policy_folder import ExportWish, export_policy
+from grpo_core.export.choice import ExportWish
+from grpo_core.export.policy_folder import export_policy
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result

@@ -17,7 +17,8 @@ from grpo_core import resume_training, train
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.plan import find_subject
-from grpo_core.export.policy_folder import ExportWish, export_policy
+from grpo_core.export.choice import ExportWish
+from grpo_core.export.policy_folder import export_policy
 from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.cleaning import clean

@@ -21,7 +21,8 @@ from typing import Any
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import TrainingError
-from grpo_core.export.policy_folder import ExportWish, changed_files, export_policy
+from grpo_core.export.choice import ExportWish
+from grpo_core.export.policy_folder import changed_files, export_policy
 from grpo_core.machine.disk import write_json
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.folder import RunDir
