@@ -118,7 +118,10 @@ def _run_roots() -> tuple[Path, ...]:
 
 def _is_below(path: Path, roots: Iterable[Path]) -> bool:
     """Return whether a path lies below a folder with nothing hidden between them."""
-    resolved = path.expanduser().resolve()
+    try:
+        resolved = path.expanduser().resolve()
+    except (OSError, RuntimeError):  # ~ of an unknown user, a name that is too long
+        return False
     below = [root for each in roots if resolved.is_relative_to(root := each.expanduser().resolve())]
     return any(not any(part.startswith(".") for part in resolved.relative_to(root).parts) for root in below)
 

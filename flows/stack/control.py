@@ -17,6 +17,7 @@ from flows.stack.services import (
     choose_port,
     conditions,
     end_processes,
+    interrupt_runs,
     marked_processes,
     run_processes,
     service_processes,
@@ -150,11 +151,9 @@ def _end_runs(stack: Stack, patience: float) -> int:
     try:
         with prefect_client(stack) as client:
             count, waiting = stop_runs(client)
-    except httpx.HTTPError:  # it is away: the flows would ask for it for minutes, their trainings end by themselves
+    except httpx.HTTPError:  # it is away: the flows, which would ask for it for minutes, are not waited for
         awaited = trainings
-        for process in (working := trainings(stack.folder)):
-            process.terminate()
-        count = len(working)
+        count = interrupt_runs(stack.folder)
     if count:
         echo(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
     deadline = time.monotonic() + patience

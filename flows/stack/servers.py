@@ -17,7 +17,7 @@ from flows.stack.services import MLFLOW, PREFECT, service_processes
 from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import StackError
+from grpo_core.errors import StackError, raised_as
 from grpo_core.machine.disk import write_private
 from grpo_core.machine.process import gc_paused
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
@@ -112,5 +112,7 @@ def folder_here() -> Path:
 
 
 def _folder_in(file: Path) -> Path | None:
-    first = file.read_text(errors="replace").partition("\n")[0] if file.exists() else ""
+    hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
+    with raised_as(StackError, f"{file}: cannot be read ({{cause}}); {hint}", OSError):
+        first = file.read_text(errors="replace").partition("\n")[0] if file.exists() else ""
     return Path(first.removeprefix(MARK)) if first.startswith(MARK) else None

@@ -50,7 +50,7 @@ def stack_environment(stack: Stack) -> dict[str, str]:
         **commands.past_proxies(),
         **commands.STACK_VARIABLES,
         **address_variables(stack.mlflow_address),
-        "PWD": str(Path.cwd()),  # prefect.yaml asks for it: the folder in which deployments run
+        "PWD": str(stack.project),  # prefect.yaml asks for it: the folder in which deployments run
         MARK: str(stack.folder),
         "PREFECT_API_URL": stack.api,
         "PREFECT_API_AUTH_STRING": stack.secret,
@@ -86,8 +86,14 @@ def start_service(stack: Stack, service: str) -> None:
 def start_process(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> None:
     """Start a process that outlives this command, in a session of its own, its output appended to a file."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
-        psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True)
+    # A shell's `&` leaves SIGINT ignored, and children inherit that; Prefect's worker stops by sending SIGINT to itself.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with log_file.open("ab") as log:
+            ends = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            psutil.Popen(command, **ends, env=dict(environment), start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def marked_processes(folder: Path) -> dict[psutil.Process, dict[str, str]]:
@@ -117,6 +123,18 @@ def run_processes(folder: Path) -> list[psutil.Process]:
 def trainings(folder: Path) -> list[psutil.Process]:
     """Return those of `run_processes` that train."""
     return [process for process in run_processes(folder) if TRAINING in (process.info["cmdline"] or ())]
+
+
+def interrupt_runs(folder: Path) -> int:
+    """Ask the flows' processes to end as a worker does, where Prefect cannot; each hands it on. Return how many there are."""
+    processes = run_processes(folder)
+    numbers, first = {process.pid for process in processes}, list[psutil.Process]()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() not in numbers:
+                process.terminate()
+                first.append(process)
+    return len(first)
 
 
 def end_processes(processes: Iterable[psutil.Process], patience: float) -> None:

@@ -59,6 +59,8 @@ class DeploymentLauncher:
         """
         keys = [f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}" for attempt in range(1, MOST_ATTEMPTS + 1)]
         known = _read(FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)))
+        if len(known) == MOST_ATTEMPTS:
+            raise SweepError(f"{job.name}: {MOST_ATTEMPTS} attempts have come to nothing")
         newest = max(known, key=lambda run: keys.index(str(run.idempotency_key)), default=None)
         state = newest.state if newest is not None else None
         if newest is None or (state is not None and state.is_final() and not state.is_completed() and not job.is_held):

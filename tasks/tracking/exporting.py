@@ -174,9 +174,8 @@ def register_version(exported: Exported, tracked: TrackedRun, name: str) -> Regi
     return Registered(name=name, version=str(version.version), is_pipeline=is_pipeline(exported), was_there=known is not None)
 
 
-def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str, tags: Mapping[str, str]) -> Any:
+def _log_model(client: Any, exported: Exported, tracked: TrackedRun, tags: Mapping[str, str]) -> Any:
     from mlflow.entities import LoggedModelOutput
-    from mlflow.exceptions import MlflowException
 
     plan = exported.plan
     logged = client.create_logged_model(
@@ -188,6 +187,17 @@ def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str
     client.log_model_artifacts(logged.model_id, str(exported.folder), MODEL_FOLDER)
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(tracked.run_id, [LoggedModelOutput(logged.model_id, step=plan.step)])
+    return logged
+
+
+def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str, tags: Mapping[str, str]) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    # The model of an attempt that could upload this export and not register it is used again.
+    wanted = f"source_run_id = '{tracked.run_id}' AND tags.`{DIGEST_TAG}` = '{tags[DIGEST_TAG]}'"
+    models = client.search_logged_models(experiment_ids=[tracked.experiment_id], filter_string=wanted)
+    ready = next((model for model in models if str(model.status) == "READY"), None)
+    logged = ready or _log_model(client, exported, tracked, tags)
     try:
         client.create_registered_model(name)
     except MlflowException as error:

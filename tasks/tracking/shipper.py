@@ -6,13 +6,17 @@ replay with other figures is an alert of the training. The table of reference sy
 """
 
 import contextlib
+import logging
 import time
 from typing import Any
 
+from grpo_core.errors import cause
 from grpo_core.run.journal import Record, is_alert, supersede
 from grpo_core.run.reproduction import Identity, identity
 from grpo_core.text import redact_uri
 from tasks.tracking.store import TrackedRun, make_client
+
+logger = logging.getLogger(__name__)
 
 SYNC_TABLE = "ref_syncs"
 PAUSE_SECONDS = 10.0
@@ -130,8 +134,11 @@ class Shipper:
             self._tags.clear()
         if self._table_is_due:
             self._next_table = time.monotonic() + PAUSE_SECONDS
-            log_whole_table(self._client, self._tracked.run_id, SYNC_TABLE, sync_table(supersede(self._syncs)))
-            self._has_new_sync = False
+            try:
+                log_whole_table(self._client, self._tracked.run_id, SYNC_TABLE, sync_table(supersede(self._syncs)))
+                self._has_new_sync = False
+            except Exception as error:  # noqa: BLE001  (it does not hold up the figures; mlflow's types differ by store)
+                logger.warning("the table of reference syncs is not in MLflow yet (%s)", cause(error))
 
     @property
     def _table_is_due(self) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -101,11 +102,19 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: SweepRuns, an
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     """Log the results of one run of the sweep to it, as metrics for the compare page."""
+    from mlflow.entities import Metric
+
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    for key in (key for key, measure in MEASURES.items() if measure.in_mlflow):
-        value, known = float(row[key]), present.get(f"sweep/{key}")
-        if known != value and not (known is None and math.isnan(value)):  # what is unknown now replaces what was known
-            client.log_metric(row["mlflow_run_id"], f"sweep/{key}", value, step=int(row["steps"]))
+    figures = {f"sweep/{key}": float(row[key]) for key, measure in MEASURES.items() if measure.in_mlflow}
+    # A figure that is unknown now is written only over one that an earlier report knew, which would stay.
+    fresh = {
+        key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
+    }
+    now = round(time.time() * 1000)
+    client.log_batch(
+        row["mlflow_run_id"],
+        metrics=[Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value],
+    )
 
 
 @contextmanager

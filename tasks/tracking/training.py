@@ -223,13 +223,15 @@ def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     from grpo_core.policy.sources.find import weights_digest
 
     final, best = list_checkpoints(run_dir.checkpoints)[-1:], find_best(run_dir.checkpoints)
+    present = {file.path for file in client.list_artifacts(tracked.run_id)}
     for name, checkpoint in (*(("policy", one) for one in final), *([("best_policy", best)] if best else [])):
         policy = checkpoint / "policy"
         client.set_tag(tracked.run_id, f"{name}_path", str(policy.resolve()))
         client.set_tag(tracked.run_id, f"{name}_digest", weights_digest(policy))
         client.set_tag(tracked.run_id, f"{name}_step", str(read_state(checkpoint).step))
-        # The best is not sent twice where it is the final one.
-        if run_dir.read_config().tracking.log_policy and (name == "policy" or [checkpoint] != final):
+        # The best is not sent twice where it is the final one, unless an earlier session has sent another.
+        is_wanted = name == "policy" or [checkpoint] != final or name in present
+        if run_dir.read_config().tracking.log_policy and is_wanted:
             log_folder(client, tracked.run_id, policy, name)
 
 

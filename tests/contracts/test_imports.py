@@ -77,3 +77,22 @@ def test_the_layers_hold() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+FIRST = """
+import importlib, pkgutil, sys
+import flows, grpo_core, tasks
+found = [m.name for p in (flows, grpo_core, tasks) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+for name in found:
+    if not name.endswith("__main__") and "plugin" not in name and "starter" not in name:
+        for known in [known for known in sys.modules if known.partition(".")[0] in ("flows", "grpo_core", "tasks")]:
+            del sys.modules[known]
+        importlib.import_module(name)
+print(len(found))
+"""
+
+
+def test_every_module_can_be_the_first_that_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert int(done.stdout.splitlines()[-1]) > 150
