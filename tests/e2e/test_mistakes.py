@@ -43,7 +43,6 @@ MISTAKES: list[tuple[list[str], str]] = [
         "no column 'query' in file:rows.jsonl; it has 'question', 'answer'",
     ),
     (["data.source=file:empty.jsonl"], "data.source file:empty.jsonl: holds no rows"),
-    (["data.source=file:twice.jsonl"], "line 2: answer is given twice"),
     (["data.source=file:blank.jsonl"], "data.answer_column 'answer': is empty in 1 of 3 rows, the first is row 1"),
     (["data.source=file:taken.jsonl"], "a column is called completions"),
     (["data.source=hub:nobody/nothing"], "data.source hub:nobody/nothing"),
@@ -77,7 +76,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) 
     lines = [json.dumps(row) for row in rows]
     (folder / "rows.jsonl").write_text("\n".join(lines))
     (folder / "empty.jsonl").write_text("")
-    (folder / "twice.jsonl").write_text("\n".join([lines[0], '{"question": "1 =", "answer": "1", "answer": "2"}']))
     (folder / "blank.jsonl").write_text("\n".join([lines[0], json.dumps({"question": "1 =", "answer": " "}), lines[2]]))
     (folder / "taken.jsonl").write_text("\n".join(json.dumps({**row, "completions": "x"}) for row in rows))
     return folder

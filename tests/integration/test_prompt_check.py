@@ -95,35 +95,6 @@ def test_messages_that_leave_nothing_to_answer_are_refused_with_their_row(desk: 
     assert text in fault
 
 
-FORMAT = {"fn": "format"}
-OPTIONAL = {"fn": "format", "args": {"pattern": r"(?:<think>\s*)?.*</think>.*"}}
-
-
-@pytest.mark.parametrize(
-    ("template", "prompt", "reward", "is_out_of_reach"),
-    [
-        (THINKING, "3+4=", FORMAT, True),
-        (THINKING.replace("<think>", "<think>\n"), "3+4=", {"fn": "format", "args": {"pattern": r"\<think\>.+"}}, True),
-        (THINKING.replace("<think>", "<think>Well, "), "3+4=", FORMAT, True),
-        (None, "3+4= Let me see.\n<think>", FORMAT, True),
-        (THINKING, "3+4=", OPTIONAL, False),
-        (THINKING.replace("<think>", "<think></think>"), "3+4=", FORMAT, False),
-        (CHAT_TEMPLATE, "Think in <think>. 3+4=", FORMAT, False),
-    ],
-)
-def test_a_tag_that_the_prompt_opens_cannot_open_the_completion(
-    desk: Desk, template: str | None, prompt: str, reward: dict[str, Any], is_out_of_reach: bool
-) -> None:
-    if template is not None:
-        desk.template(template)
-    warnings = about_prompts(desk.check([prompt], rewards=[reward], data__chat_template=template is not None))
-    assert len(warnings) == is_out_of_reach
-    if warnings:
-        assert warnings[0].startswith("rewards.0.fn format: prompts end with …")
-        assert "<think>" in warnings[0]
-        assert repr(reward.get("args", {"pattern": "</think>"})["pattern"]).strip("'") in warnings[0]
-
-
 @pytest.mark.parametrize(
     ("ends", "template", "prompt", "fault"),
     [

@@ -158,7 +158,7 @@ def test_a_run_is_resumed_and_exported_from_another_folder(
     assert (policy_of(run_dir) / ADAPTER).read_bytes() == before
     export_policy(run_dir, ExportWish(form="merged"), tmp_path / "merged")
     base.rename(tmp_path / "gone")
-    with pytest.raises(ModelError, match=r"model\.source 'base' cannot be used"):
+    with pytest.raises(ModelError, match=r"model\.source 'base': is no folder"):
         resume(run_dir)
 
 

@@ -149,13 +149,17 @@ def watch_checkpoints(announcer: Announcer) -> None:
             announcer.wait_for_the_kill(f"half of {path.name} was written")
             path.write_bytes(content)
 
+    def saved(_contents: Any, file: Any) -> None:
+        file.flush()
+        written(Path(file.name))
+
     def flushed(descriptor: int) -> None:
         if announcer.is_in(Phase.WRITE):
             announcer.point("middle", f"{Path(f'/proc/self/fd/{descriptor}').readlink().name} was flushed")
 
     after(PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "config.json"))
     after(checkpoints, "save_weights", lambda _weights, path: written(path))
-    after(checkpoints, "save_optimizer", lambda _contents, path: written(path))
+    after(torch, "save", saved)
     after(Path, "write_text", lambda path, *_, **__: written(path))
     after(os, "fsync", flushed)
     watch_folders(announcer)
