@@ -1,12 +1,14 @@
 """What containers of docker-compose.yml do before, beside or instead of a program: `python -m flows.stack.cluster ROLE`."""
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from tenacity import retry, stop_after_delay, wait_fixed
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from flows.stack import prefect_api
 from flows.stack.commands import POOL, authorization
@@ -21,7 +23,8 @@ WORKER = "worker"
 
 def await_prefect() -> None:
     """Wait until Prefect's server has made its tables: its background services do not recover from a start without them."""
-    _client_after("/health").close()
+    with _client_after("/health"):
+        pass
 
 
 def set_up() -> None:
@@ -87,13 +90,13 @@ ROLES = {
 }
 
 
-@retry(stop=stop_after_delay(600), wait=wait_fixed(2), reraise=True)
-def _client_after(path: str) -> httpx.Client:
-    """Return a client of Prefect once it has an answer: podman may start a container before what it depends on."""
+@contextlib.contextmanager
+def _client_after(path: str) -> Iterator[httpx.Client]:
+    """Yield a client of Prefect once it has an answer: podman may start a container before what it depends on."""
     headers = authorization(os.environ["PREFECT_API_AUTH_STRING"])
-    client = httpx.Client(base_url=os.environ["PREFECT_API_URL"], headers=headers, timeout=30, trust_env=False)
-    client.get(path).raise_for_status()
-    return client
+    with httpx.Client(base_url=os.environ["PREFECT_API_URL"], headers=headers, timeout=30, trust_env=False) as client:
+        Retrying(stop=stop_after_delay(600), wait=wait_fixed(2), reraise=True)(lambda: client.get(path).raise_for_status())
+        yield client
 
 
 if __name__ == "__main__":
