@@ -92,8 +92,9 @@ def run_watched(
     command = [interpreter(python), "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
         log, began = ChildLog(log_file), time.monotonic()
-        child = _start(command, log_file, (lifeline, *slot), state_file, import_from)
+        child = _start(command, log_file, (lifeline, *slot), import_from)
         try:
+            write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
                 silent(time.monotonic() - began)
@@ -174,7 +175,7 @@ def held_lifeline() -> Iterator[int]:
 
 
 def _start(
-    command: Sequence[str], log_file: Path, descriptors: tuple[int, ...], state_file: Path | None, import_from: Sequence[str]
+    command: Sequence[str], log_file: Path, descriptors: tuple[int, ...], import_from: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
@@ -182,7 +183,6 @@ def _start(
         command: what to run, an interpreter first.
         log_file: where its output goes.
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
-        state_file: where its process id is written.
         import_from: more folders in which it finds modules.
 
     Raises:
@@ -203,7 +203,7 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -212,8 +212,6 @@ def _start(
             pass_fds=descriptors,
             start_new_session=True,
         )
-    write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
-    return child
 
 
 def interpreter(python: str | None) -> str:

@@ -109,7 +109,7 @@ def test_a_run_and_a_sweep_say_what_they_need_and_are_refused_what_will_not_fit(
     for folder in (None, Path("runs/mine")):
         check_sweep_disk(folder, plan)
         assert f" in {folder or 'runs'}; " in capsys.readouterr().out
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=4_096_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=4_096_000, total=8_192_000))
     with pytest.raises(JournalError, match=r"too little disk by .* MB; .*training\.keep_checkpoints=1.* another disk"):
         check_machine(run_dir.path, TRACKED, larger_model)
     with pytest.raises(JournalError, match=rf"the sweep \({plan.num_runs} runs\) .*too little disk by"):
