@@ -98,9 +98,8 @@ def run_watched(
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
                 silent(time.monotonic() - began)
-                for line in log.read():
-                    if line.startswith(WAITING):
-                        report(line)
+                for line in (line for line in log.read() if line.startswith(WAITING)):
+                    report(line)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
