@@ -61,7 +61,9 @@ def find_subject(policy: str) -> Subject:
     configs = [path / POLICY_FOLDER / name for name in ("config.json", ADAPTER_CONFIG)]
     if not (any(config.is_file() for config in configs) and (path / "state.json").is_file()):
         return Subject(name=policy, source=policy)
-    run_dir, step, source = RunDir(path.resolve().parents[1]), read_state(path).step, path / POLICY_FOLDER
+    # Of a run, its own folder: checkpoints may lie behind a link to a larger disk.
+    run_dir = RunDir(Path(policy).expanduser() if is_run else path.resolve().parents[1])
+    step, source = read_state(path).step, path / POLICY_FOLDER
     if not run_dir.config_file.is_file():
         return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)
     if run_dir.journal_file.exists():
