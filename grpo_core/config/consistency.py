@@ -10,7 +10,7 @@ import re
 from grpo_core.config import inert
 from grpo_core.config.derived import is_single_update, last_step, most_prompts, optimizer_steps
 from grpo_core.config.inert import Check, Finding, error_if, warning_if
-from grpo_core.config.limits import check_rules, lora_limits, trl_limits, vllm_limits
+from grpo_core.config.limits import check_rules, lora_limits, process_limits, trl_limits, vllm_limits
 from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError, listed, shown
@@ -248,7 +248,7 @@ def _labels(config: RunConfig) -> Findings:
 
 CHECKS: tuple[Check, ...] = (
     *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _data, vllm_limits, lora_limits),
-    *(trl_limits, _optimizer, _evaluation, _rewards, _labels, check_rules),
+    *(process_limits, trl_limits, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *(inert.owned_keys, inert.inert_data, inert.inert_rewards, inert.inert_shaping, inert.inert_with_one_update),
     *(inert.inert_kl, inert.long_periods, inert.unreached_bounds, inert.small_factors, inert.small_advantages),
 )

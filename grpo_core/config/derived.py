@@ -72,6 +72,12 @@ def starts_server(config: RunConfig) -> bool:
     return config.rollout.engine == "vllm" and config.rollout.vllm.mode == "server" and config.rollout.vllm.url is None
 
 
+def weight_shards(config: RunConfig) -> int:
+    """Return over how many processes the weights are spread; each has all of them where an adapter is what is trained."""
+    training = config.training
+    return training.shards or (training.processes if config.model.lora is None else 1)
+
+
 def longest_row(config: RunConfig) -> int:
     """Return the tokens of the longest prompt and completion together: the context that a sampler needs."""
     return config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens

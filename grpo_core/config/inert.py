@@ -63,6 +63,7 @@ OWNED = (
     (warning_if, "evaluation.every_steps", None, ("every_num_prompts",)),
     (warning_if, "evaluation.samples", 0, ("k",)),
     (warning_if, "training.checkpoint_every", None, ("keep_checkpoints",)),
+    (warning_if, "training.processes", 1, ("shards", "collective_seconds")),
 )
 """(level, owner, value of it, keys of its section that have no effect while the owner has that value)."""
 OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gym"}

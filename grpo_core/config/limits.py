@@ -21,6 +21,7 @@ from grpo_core.config.derived import (
     reference_moves,
     repeatability,
     sampler_treatment,
+    weight_shards,
 )
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
@@ -76,6 +77,30 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
     )
 
 
+def process_limits(config: RunConfig) -> tuple[Finding, ...]:
+    """Return the findings about a training of several processes."""
+    training, shards = config.training, weight_shards(config)
+    return (
+        error_if(
+            training.processes % shards != 0,
+            f"training.shards: {shards} does not divide training.processes {training.processes}; set it to a divisor, or null",
+        ),
+        error_if(
+            shards > 1 and config.model.lora is not None,
+            f"training.shards: {shards} is not supported with model.lora, whose base each process has whole; set it to null",
+        ),
+        error_if(
+            shards > 1 and config.reference.offload,
+            f"reference.offload: true is not supported with weights over {shards} processes (training.shards), of which each "
+            "has its part of the reference alone; set it to false",
+        ),
+        error_if(
+            training.processes > 1 and config.rollout.engine == "vllm" and config.rollout.vllm.mode == "colocate",
+            f"rollout.vllm.mode: colocate is not supported with training.processes {training.processes}; set it to server",
+        ),
+    )
+
+
 def is_on_this_machine(url: str) -> bool:
     """Return whether a server's address is a loopback one."""
     return _host(url) in LOOPBACK
@@ -104,6 +129,7 @@ FIXED = {
     "rollout.engine": "the weights that it trains are not handed to a server here",
     "training.gradient_checkpointing": "its switch puts the model into training mode, with dropout",
     "training.max_tokens": "it counts steps alone",
+    "training.processes": "it is one process here",
 }
 """Keys that have to stay at their defaults, or none, and why."""
 FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL term is k3 in the loss")

@@ -306,10 +306,18 @@ class TrainingConfig(Section):
     """Only deterministic kernels, so that a run repeats bit for bit: on the same hardware, with the same number of threads and
     the same torch. An operation of the trainer's passes without one ends the run by name (while sampling, and in TRL's engine,
     it warns in train.log); vLLM's sampling does not repeat. Off: cuDNN and cuBLAS may choose faster kernels on a GPU."""
+    processes: int = Field(default=1, ge=1, le=4096)
+    """Processes that share out the work of each step, those of all nodes together; on GPUs, one each. The same completions,
+    with as many or as few; other roundings in the last digits. A resume may change it."""
+    shards: int | None = Field(default=None, ge=1, le=4096)
+    """Over how many processes the weights are spread, a divisor of `processes`; null = over all, with `model.lora` over none;
+    1 = each process has all of them. A resume may change it."""
+    collective_seconds: int = Field(default=1800, ge=1, le=10**6)
+    """After so long without an answer from one of several processes, the run ends: at least as long as its longest rollout."""
     microbatch_tokens: int = Field(default=16384, ge=1, le=1_000_000_000)
-    """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
+    """Tokens (padding included) of one forward and backward pass of one process; changes memory and speed, not the result."""
     rollout_rows: int = Field(default=256, ge=1, le=1_000_000)
-    """Completions sampled at once; bounds the sampler's key-value cache."""
+    """Completions that one process samples at once; bounds the sampler's key-value cache."""
     gradient_checkpointing: bool = False
     """Whether an update keeps each layer's input alone for the backward pass, which computes the layer again: the same
     result up to rounding, far less memory, and a third more work. Layers of full attention only."""

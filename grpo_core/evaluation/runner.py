@@ -27,7 +27,7 @@ from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import list_checkpoints, step_of
-from grpo_core.rewards.base import Reward, call, load_rewards, start_workers
+from grpo_core.rewards.base import Reward, Scores, call, load_rewards, start_workers
 from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json, read_verdicts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
@@ -93,6 +93,10 @@ class Evaluator:
                 estimates[f"{key}/pass_at_{k}"] = mean_share([pass_at_k(samples, count, k) for count in counts])
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=rows, judged=judged)
 
+    def judge(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[Scores, tuple[Judgement, ...]]:
+        """Return what the verifier gives, asked once however many processes there are, and what exceeded its bound."""
+        return self.policy.world.on_first(lambda: call(self.verifier, prompts, texts, self.verdicts))
+
     def accepts(self, scores: Sequence[float | None]) -> list[bool]:
         """Return which scores the verifier accepts; an unscorable completion, None or NaN, is not accepted."""
         return [score is not None and score >= self.config.evaluation.pass_score for score in scores]
@@ -104,7 +108,7 @@ class Evaluator:
         sampled = self.policy.sample(prompts, settings, RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0))
         texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
-        scores, judged = call(self.verifier, repeated, texts, self.verdicts)
+        scores, judged = self.judge(repeated, texts)
         rows = zip(repeated, texts, scores, self.accepts(scores), sampled.lengths().tolist(), strict=True)
         return [
             {

@@ -35,19 +35,21 @@ def sample_completions(
 ) -> SampledCompletions:
     """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
     size, rows = settings.group_size, sample_rows(prompts, settings.group_size)
-    at_once = max(1, policy.limits.rollout_rows // size)
+    at_once, own = max(1, policy.limits.rollout_rows // size), policy.world.part(len(prompts))
     with compute_in(policy.dtype, policy.device):
         parts = [
             _sample_batch(
                 policy,
                 decoding,
-                prompts[start : start + at_once],
+                prompts[start:end],
                 settings,
                 key,
-                rows=rows[start * size : (start + at_once) * size],
+                rows=rows[start * size : end * size],
             )
-            for start in range(0, len(prompts), at_once)
+            for start in own[::at_once]
+            for end in [min(start + at_once, own.stop)]
         ]
+    parts = [part for found in policy.world.gather(parts) for part in found]
     width = max(ids.shape[1] for ids, _ in parts)
     completion_ids = torch.cat([_pad_right(ids, width, policy.eos_token_ids[0]) for ids, _ in parts])
     mask = completion_mask(completion_ids, policy.eos_token_ids)

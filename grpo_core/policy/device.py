@@ -17,6 +17,7 @@ from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError, TrainingError
 from grpo_core.machine.gpus import held_gpu
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
+from grpo_core.parallel import local_processes
 
 Dtype = Literal["float32", "bfloat16"]
 Place = tuple[dict[str, Any], str, Tensor]
@@ -58,8 +59,11 @@ def attention_dtype(model: nn.Module, dtype: Dtype) -> torch.dtype:
 
 
 def pin_threads(config: TrainingConfig) -> int:
-    """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
-    threads = config.threads or core_count()
+    """Fix the number of CPU threads, which decides the order of floating-point sums; return it.
+
+    Processes of one training on this machine share its cores.
+    """
+    threads = config.threads or max(1, core_count() // local_processes())
     torch.set_num_threads(threads)
     return threads
 

@@ -21,6 +21,7 @@ from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
+from grpo_core.parallel.world import SOLO, World
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
@@ -102,6 +103,8 @@ class Policy:
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`forward.recomputing`)."""
     used_on: torch.device | None = None
     """Where its passes run, if its weights wait in host memory between them (`device.on_device`)."""
+    world: World = SOLO
+    """The processes that share out what it samples and measures."""
 
     @property
     def device(self) -> torch.device:
@@ -115,6 +118,10 @@ class Policy:
     def parameters(self) -> Iterator[Parameter]:
         """Yield what is trained."""
         yield from self.model.parameters()
+
+    def add_gradients(self) -> None:
+        """Add up the gradients that the processes have of the pieces that were theirs."""
+        self.world.add_gradients(self.parameters())
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
@@ -278,7 +285,7 @@ class Policy:
         """Return what a function of some rows gives for each micro-batch, while both policies are ready."""
         pieces = microbatches(completions, range(completions.num_rows), self.limits.microbatch_tokens)
         with self.ready(), contextlib.nullcontext() if other is None else other.ready():
-            return [of_rows(rows) for rows in pieces]
+            return self.world.deal(pieces, lambda rows, _: of_rows(rows))
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

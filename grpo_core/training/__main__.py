@@ -7,19 +7,21 @@ error.
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import logging
 import os
 import shlex
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import repeatability
+from grpo_core.config.derived import repeatability, weight_shards
 from grpo_core.errors import (
     ConfigError,
     DiskFullError,
@@ -31,6 +33,7 @@ from grpo_core.errors import (
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
+from grpo_core.parallel import is_first
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
         stop.install()
-        with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+        with contextlib.closing(Journal(run_dir.journal_file) if is_first() else UnwrittenJournal()) as journal:
             check_run(run_dir)
             try:
                 return _train(run_dir, journal, stop, evaluate=options.evaluate)
@@ -80,6 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return getattr(error, "exit_code", JournalError.exit_code)
 
 
+class UnwrittenJournal(Journal):
+    """Takes the records of a process that writes none: of several, the first does."""
+
+    def __init__(self) -> None:
+        """Begin with no record."""
+        self._number = self._whole_bytes = self.last_step = 0
+        self._sum, self._one_at_a_time = hashlib.sha256(), threading.Lock()
+
+    def _write(self, line: bytes, what: str) -> None:
+        """Leave it."""
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+
 def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bool) -> int:
     """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
     config = run_dir.read_config()
@@ -87,6 +105,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
     with gc_paused():
         for name, value in () if is_native else FOR_TRL.items():
             os.environ.setdefault(name, value)
+        from grpo_core.parallel.world import joined
         from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
         from grpo_core.training.session import open_session
 
@@ -96,8 +115,9 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
             raise ConfigError(f"training.engine: {error}; pip install 'grpo-flow[trl]' installs what it needs") from error
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
-    with held_device(pick_device(config.training.device)):
-        session = open_session(run_dir, journal, stop)
+    device = pick_device(config.training.device)
+    with held_device(device), joined(weight_shards(config), config.training.collective_seconds, device) as world:
+        session = open_session(run_dir, journal, stop, world)
         state = session.restore()
         if not is_native and 0 < state.step < config.training.steps:
             raise TrainingError(
@@ -109,19 +129,22 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         with contextlib.closing(session):
             state, stopped = engine.run_steps(session, state)
         status = "stopped" if stopped else "finished"
+        exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
         if evaluate and is_native:
             from grpo_core.evaluation.runner import evaluate_trained
+
+            is_urgent = world.agreed(stop.is_urgent or None)
 
             journal.close()
             evaluator = session.evaluator
             del session  # the memory of its optimizer is the evaluation's
             for number in (signal.SIGTERM, signal.SIGINT):  # whoever asks for the end now ends the process at once
                 signal.signal(number, signal.SIG_DFL)
-            if not stop.is_urgent:
+            if not is_urgent:
                 exit_with_lifeline()
                 evaluate_trained(run_dir, evaluator, state.step)
-    return stop.exit_code if stopped else 0
+    return exit_code if stopped else 0
 
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:

@@ -40,8 +40,8 @@ ROUNDING = 1e-9
 def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     settings = session.config.training
-    stopped = session.stop.reason()
-    if not is_over(settings, state):
+    stopped = session.world.agreed(session.stop.reason())
+    if session.world.is_first and not is_over(settings, state):
         session.writer.prepare(session.trainable)
     while not is_over(settings, state) and stopped is None:
         session.policy.limits.set(**session.batch_limits.after(state.step))
@@ -51,8 +51,9 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
             # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
             session.begin_checkpoint(state)
             raise
+        session.world.require_equal(result.digest(), f"step {result.state.step}")
         state = conclude(session, result)
-        stopped = session.stop.reason()
+        stopped = session.world.agreed(session.stop.reason())
         if state.skipped_updates >= settings.max_skipped_updates:
             stopped = (
                 f"the last {state.skipped_updates} updates were not finite (training.max_skipped_updates "
@@ -84,25 +85,31 @@ def conclude(session: Session, result: StepResult) -> TrainingState:
 
 
 def record(session: Session, result: StepResult) -> None:
-    """Journal a step and its sync event; write its completions table and that of the probe."""
-    step = result.state.step
-    if is_every(session.config.training.completions_every, step):
-        file = session.run_dir.completions_file(step)
-        write_table(f"the completions of step {step}", file, completions_table(step, result.batch))
-    judged = result.batch.rollouts.judged
-    if result.probed is not None:
-        write_table(f"the probe of step {step}", session.run_dir.probe_file(step), result.probed.tokens)
-        judged += result.probed.judged
+    """Journal a step and its sync event; write its tables."""
+    step, probed = result.state.step, result.probed
+    if session.world.is_first:
+        write_tables(session, result)
+    judged = result.batch.rollouts.judged + (() if probed is None else probed.judged)
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"step {step}: update {number} of {len(result.reports)} was not applied"
             session.journal.append("alert", step, {"text": f"{what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"})
-    if step == FIRST_STEPS:
+    if step == FIRST_STEPS and session.world.is_first:
         for text in constant_rewards(session.rewards, read_journal(session.run_dir.journal_file)):
             session.journal.append("alert", step, {"text": text})
     if result.sync is not None:
         journal(session, "ref_sync", step, result.sync.as_record())
+
+
+def write_tables(session: Session, result: StepResult) -> None:
+    """Write the completions table of a step, where that is due, and that of its probe."""
+    step = result.state.step
+    if is_every(session.config.training.completions_every, step):
+        file = session.run_dir.completions_file(step)
+        write_table(f"the completions of step {step}", file, completions_table(step, result.batch))
+    if result.probed is not None:
+        write_table(f"the probe of step {step}", session.run_dir.probe_file(step), result.probed.tokens)
 
 
 def constant_rewards(rewards: Sequence[Reward], history: Sequence[Record]) -> Iterator[str]:

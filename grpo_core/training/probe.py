@@ -25,7 +25,6 @@ from grpo_core.evaluation.runner import Evaluator
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.rewards.base import call
 from grpo_core.rewards.bounded import Judgement
 from grpo_core.training.measure import clustered_standard_error, row_mean, token_mean
 from grpo_core.types import Measured, OfAllRows, Prompt
@@ -62,9 +61,8 @@ class ProbeSet:
         drift = policy.divergences(own, reference.initial)
         to_ref = policy.divergences(own, reference.current).full if reference.has_moved else drift.full
         given_up = policy.divergences(self._of_initial, reference.initial).forward
-        judge = self.evaluator
-        scores, judged = call(judge.verifier, self.prompts, policy.decode(own), judge.verdicts)
-        correct = torch.tensor(judge.accepts(scores))
+        scores, judged = self.evaluator.judge(self.prompts, policy.decode(own))
+        correct = torch.tensor(self.evaluator.accepts(scores))
         return Probed(
             figures=_mean_figures(drift, to_ref, own)
             | _forgetting_figures(given_up, self._of_initial.completion_mask)

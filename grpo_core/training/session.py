@@ -1,6 +1,6 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -11,6 +11,7 @@ from grpo_core.evaluation.runner import Evaluator, open_rewards, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.parallel.world import SOLO, World
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, set_aside
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
@@ -74,6 +75,11 @@ class Session:
                 self.sampler.close()
 
     @property
+    def world(self) -> World:
+        """The processes of the training."""
+        return self.policy.world
+
+    @property
     def policy(self) -> Policy:
         """What is trained."""
         return self.trainable.policy
@@ -86,6 +92,9 @@ class Session:
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
         if state.step <= self.writer.newest_step:
+            return
+        if not self.world.is_first:
+            self.writer.newest_step = state.step
             return
         self.writer.finish()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
@@ -104,6 +113,21 @@ class Session:
         Raises:
             ModelError: there are checkpoints, and all of them are damaged.
         """
+        state = self.world.on_first(self._load_newest)
+        if state.step and not self.world.is_first:
+            load_checkpoint(self.run_dir.checkpoints / checkpoint_name(state.step), self.trainable)
+        records = read_records(self.run_dir.journal_file)
+        for record in supersede(records):
+            if record.step <= state.step:
+                self.sync_rules.check(record)
+        if repeatability(self.config).is_exact:
+            self.to_replay.update(
+                {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
+            )
+        self.writer.newest_step = state.step
+        return state
+
+    def _load_newest(self) -> TrainingState:
         state, damaged = FRESH, dict[Path, str]()
         for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
             try:
@@ -117,20 +141,11 @@ class Session:
             # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
             alert = f"{text}; kept as {set_aside(path).name}, resuming from {checkpoint_name(state.step)}"
             self.journal.append("alert", state.step, {"text": alert})
-        records = read_records(self.run_dir.journal_file)
-        for record in supersede(records):
-            if record.step <= state.step:
-                self.sync_rules.check(record)
-        if repeatability(self.config).is_exact:
-            self.to_replay.update(
-                {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
-            )
-        self.writer.newest_step = state.step
         return state
 
 
-def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
-    """Load everything that the configuration of `run_dir` names.
+def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: World = SOLO) -> Session:
+    """Load everything that the configuration of `run_dir` names, for one of the processes of a training.
 
     Raises:
         GrpoError: data, model or a reward function cannot be used.
@@ -139,8 +154,9 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     train_prompts, eval_prompts = load_frozen(run_dir.data)
     model = find_model(run_dir)
     rewards, verdicts = open_rewards(config, run_dir)
-    start_workers(rewards)
-    policy = open_policy(model, config, stored_initial(run_dir.checkpoints))
+    if world.is_first:
+        start_workers(rewards)
+    policy = replace(open_policy(model, config, stored_initial(run_dir.checkpoints)), world=world)
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))

@@ -1,5 +1,6 @@
 """One step: roll out, score, update, measure, and synchronise the reference where it is due."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,8 @@ def collect_rollouts(session: Session, prompts: tuple[Prompt, ...], step: int, c
         sampled = session.sampler.sample(prompts, SamplingSettings.of(config.rollout), key)
     texts = session.policy.decode(sampled)
     with clock("reward"):
-        scores = score(session.rewards, [prompt for prompt in prompts for _ in range(size)], texts, session.verdicts)
+        repeated = [prompt for prompt in prompts for _ in range(size)]
+        scores = session.world.on_first(lambda: score(session.rewards, repeated, texts, session.verdicts))
     rewards, by_function = as_tensors(scores)
     mask = sampled.completion_mask
     truncated = ~(is_eos(sampled.completion_ids, session.policy.eos_token_ids) & mask).any(dim=1)
@@ -95,6 +97,13 @@ class StepResult:
     """Of its optimizer steps."""
     probed: Probed | None
     """None where the probe was not due."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what every process of a training must hold alike after the step."""
+        digest = hashlib.sha256(repr((self.state, self.reports)).encode())
+        for tensor in (self.batch.rollouts.completion_ids, self.batch.rollouts.rewards, self.batch.advantages):
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:

@@ -3,7 +3,8 @@
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -164,17 +165,22 @@ class Updater:
         policy, rollouts, mask = self.trainable.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
         denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
         reference = self.trainable.reference.current if takes_full_kl(self.config) else None
-        terms, passes = [], []
+
+        def run(piece: list[int], counts: bool, *, has_gradient: bool) -> tuple[LossTerms, TokenFigures]:
+            with torch.set_grad_enabled(has_gradient):
+                figures = policy.forward(rollouts, piece, reference)
+                share = self._loss(batch, piece, figures, denominators)
+            if has_gradient:
+                (share.total if counts else 0 * share.total).backward()  # type: ignore[no-untyped-call]
+            return replace(share, total=share.total.detach()), figures.detach()
+
+        done = []
         with contextlib.nullcontext() if reference is None else reference.ready():
             for has_gradient, some in ((True, learning), (False, idle)):
-                for piece in microbatches(rollouts, some, policy.limits.microbatch_tokens):
-                    with torch.set_grad_enabled(has_gradient):
-                        figures = policy.forward(rollouts, piece, reference)
-                        share = self._loss(batch, piece, figures, denominators)
-                    if has_gradient:
-                        share.total.backward()  # type: ignore[no-untyped-call]
-                    terms.append(share)
-                    passes.append(figures.detach())
+                pieces = microbatches(rollouts, some, policy.limits.microbatch_tokens)
+                done += policy.world.deal(pieces, partial(run, has_gradient=has_gradient))
+        terms, passes = [share for share, _ in done], [figures for _, figures in done]
+        policy.add_gradients()
         lr = self.trainable.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)
@@ -233,7 +239,7 @@ class Updater:
         used = ratio[mask]
         clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[rows], mask, self.loss)
         return OptimizerStep(
-            loss=sum(float(share.total.detach()) for share in terms),
+            loss=sum(float(share.total) for share in terms),
             policy_loss=sum(float(share.policy) for share in terms),
             kl_loss=sum(float(share.kl) for share in terms),
             grad_norm=grad_norm,
@@ -250,7 +256,7 @@ class Updater:
 
 
 def _are_finite(terms: Sequence[LossTerms]) -> bool:
-    return all(bool(share.total.detach().isfinite()) for share in terms)
+    return all(bool(share.total.isfinite()) for share in terms)
 
 
 def log_weights(log_ratio: Float[Tensor, "b T"], loss_mask: Bool[Tensor, "b T"]) -> tuple[float, ...]:

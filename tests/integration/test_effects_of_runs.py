@@ -99,6 +99,7 @@ NO_FIGURE = {
     "what is read": "model.source model.trust_remote_code model.lora.init_from data.source data.task_args data.hub_config "
     "data.hub_split data.prompt_column data.answer_column data.answer_after rewards.*.fn rewards.*.args evaluation.verifier",
     "where and how fast it runs": "rewards.*.dry_run rewards.*.cpu_seconds training.device training.engine training.python "
+    "training.processes training.shards training.collective_seconds "
     "training.threads training.microbatch_tokens training.rollout_rows training.gradient_checkpointing training.packed_weights "
     "training.deterministic reference.offload rollout.engine rollout.vllm",
     "what is shown, and what watches": "tracking monitor",

@@ -1,0 +1,13 @@
+"""Several processes that run one training: what they share out, how their weights are spread, what starts and ends them."""
+
+import os
+
+
+def is_first() -> bool:
+    """Return whether this is the first process of its training, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def local_processes() -> int:
+    """Return how many processes of this training run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
