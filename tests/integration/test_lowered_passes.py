@@ -7,7 +7,7 @@ import pytest
 
 from grpo_core.errors import ConfigError
 from grpo_core.policy.policy import Policy
-from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
+from grpo_core.run.folder import RunDir, change_passes, passes_to_change
 from grpo_core.run.journal import read_records
 from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
@@ -50,7 +50,7 @@ def test_replayed_steps_are_the_same_up_to_rounding_and_the_record_holds_the_siz
     before = step_figures(train(run))
     cut_back(run, 3)
     asked = {"training.microbatch_tokens": LESS["microbatch_tokens"], "training.rollout_rows": LESS["rollout_rows"]}
-    lines = lower_passes(run, sizes_to_lower(asked))
+    lines = change_passes(run, passes_to_change(asked))
     assert lines == [
         "training.microbatch_tokens: 60 from here on, 16384 until now",
         "training.rollout_rows: 4 from here on, 256 until now",
@@ -77,7 +77,7 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
     run = tiny_run(OPTIONS)
     train(run)
     cut_back(run, 3)
-    lower_passes(run, LESS)
+    change_passes(run, LESS)
     logps = Policy.logps
     monkeypatch.setattr(Policy, "logps", lambda policy, completions: logps(policy, completions) * 1.001)
     train(run)
@@ -87,10 +87,10 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
 def test_only_smaller_sizes_are_taken_and_no_other_key(tiny_run: Any) -> None:
     run = tiny_run(OPTIONS | {"training.microbatch_tokens": 512})
     with pytest.raises(ConfigError, match=r"training\.microbatch_tokens: 513 is more than the 512 of this run"):
-        lower_passes(run, {"microbatch_tokens": 513})
-    assert lower_passes(run, {"microbatch_tokens": 128}) == ["training.microbatch_tokens: 128 from here on, 512 until now"]
+        change_passes(run, {"microbatch_tokens": 513})
+    assert change_passes(run, {"microbatch_tokens": 128}) == ["training.microbatch_tokens: 128 from here on, 512 until now"]
     with pytest.raises(ConfigError, match="256 is more than the 128 of this run"):
-        lower_passes(run, {"microbatch_tokens": 256})
+        change_passes(run, {"microbatch_tokens": 256})
     for key, value in {"loss.beta": 0.1, "training.rollout_rows": 0, "training.microbatch_tokens": "8"}.items():
         with pytest.raises(ConfigError, match=key):
-            sizes_to_lower({key: value})
+            passes_to_change({key: value})
