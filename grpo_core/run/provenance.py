@@ -171,7 +171,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         "driver": driver,
         "cuda": cuda,
         "cudnn": cudnn,
-        "environment": kernel_variables() | (nccl_variables() if config["training"]["processes"] > 1 else {}),
+        "environment": kernel_variables() | (nccl_variables() if config["training"].get("processes", 1) > 1 else {}),
         "config_digest": _digest(json.dumps({key: of for key, of in config.items() if key != "tracking"}, sort_keys=True)),
         "data_digest": data_digest,
         **weights,

@@ -32,14 +32,14 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
+from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.folder import RunDir, change_passes, passes_to_change
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
-from grpo_core.run.memory import slow_dtype_warnings
 from grpo_core.run.preflight import require_start
 from grpo_core.run.provenance import find_model, note_inputs
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from grpo_core.run.rules import Alert, RunRules
-from grpo_core.run.sizes import announce_disk, announce_memory
+from grpo_core.run.sizes import announce_disk
 from grpo_core.text import redact_uri, visible
 from grpo_core.training import EVALUATE, TRAINING
 

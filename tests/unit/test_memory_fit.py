@@ -13,8 +13,9 @@ from grpo_core.config import load_config
 from grpo_core.config.origin import preset_names
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.policy.loading import outline_of
-from grpo_core.run import memory
-from grpo_core.run.memory import SETTINGS, fit_of, memory_need, pass_tokens, states_of
+from grpo_core.run import fit as fits
+from grpo_core.run.fit import SETTINGS, fit_of
+from grpo_core.run.memory import memory_need, pass_tokens, states_of
 from grpo_core.run.sizes import KNOWN_SHAPES, ModelShape, shape_for, shape_of, shown_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -96,17 +97,17 @@ def test_fewer_tokens_never_need_more():
 
 
 def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
-    monkeypatch.setattr(memory, "gpu_memory", lambda: 10 * 10**9)
-    monkeypatch.setattr(memory, "available_memory", lambda: 7 * 10**9)
-    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0+cpu")
+    monkeypatch.setattr(fits, "gpu_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(fits, "available_memory", lambda: 7 * 10**9)
+    monkeypatch.setattr(fits, "version", lambda _package: "2.13.0+cpu")
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0")
+    monkeypatch.setattr(fits, "version", lambda _package: "2.13.0")
     on_gpu = fit_of(config(), SMALL)
     assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
     assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "gpu_memory", lambda: None)
+    monkeypatch.setattr(fits, "gpu_memory", lambda: None)
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    monkeypatch.setattr(fits, "available_memory", lambda: None)
     unknown = fit_of(config(), SMALL)
     assert (unknown.available, unknown.too_large, unknown.warnings()) == (None, (), ())
 
