@@ -222,11 +222,18 @@ OTHER_PROCESSES = Repeatability(what="up to rounding, since others compute it (t
 """Of steps that another number of processes computes once more, or with other shards."""
 
 
-def repeatability(config: RunConfig) -> Repeatability:
-    """Return how far a run with this configuration repeats."""
+def repeatability(config: RunConfig, computed_by: Collection[tuple[int, int]] = ()) -> Repeatability:
+    """Return how far a run with this configuration repeats.
+
+    Args:
+        config: of the run.
+        computed_by: (processes, shards) of each session of it and of its repetition, where they are known.
+    """
     found = BITWISE
     if config.rollout.engine != "embedded":
         found = SAME_TOKENS if config.model.dtype == "float32" and sampler_treatment(config) == "none" else STATISTICS
+    if found.is_exact and len(set(computed_by)) > 1:
+        return replace(OTHER_PROCESSES, unlike=found.unlike)
     if config.training.processes == 1 or not found.is_exact:
         return found
     return replace(found, what=f"{found.what}; with other training.processes or training.shards up to rounding")

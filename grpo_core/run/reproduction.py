@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from grpo_core.config import RunConfig, changes_between
@@ -245,14 +245,13 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
         GrpoError: one of them cannot be read.
     """
     first, second = check_run(original), check_run(repeated)
-    promise, runs = repeatability(original.read_config()), (original, repeated)
+    sessions = (*computed_by(first.history), *computed_by(second.history))
+    promise, runs = repeatability(original.read_config(), sessions), (original, repeated)
     weights = [path / "policy" for path in list_checkpoints(repeated.checkpoints) if final and step_of(path) == final.step]
     same_weights = weights_digest(weights[0]) == final.digest if final and weights else None
     journal = compare_journals(first.history, second.history, promise.unlike)
-    if promise.is_exact and len({*computed_by(first.history), *computed_by(second.history)}) > 1:
-        promise = replace(OTHER_PROCESSES, unlike=promise.unlike)
-        if not journal.is_identical or same_weights is False:
-            journal = compare_journals(first.history, second.history, promise.unlike, IN_OTHER_PASSES)
+    if promise.what == OTHER_PROCESSES.what and not (journal.is_identical and same_weights is not False):
+        journal = compare_journals(first.history, second.history, promise.unlike, IN_OTHER_PASSES)
     manifests = [read_manifest(run.data) for run in runs if (run.data / MANIFEST_FILE).exists()]
     prompts = [f"{manifest} (SHA-256 {manifest.digest[:12]})" for manifest in manifests]
     return Reproduction(

@@ -178,7 +178,8 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
     changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    for line in (*changes, f"the run repeats {repeatability(base).what}"):
+    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
+    for line in (*changes, f"the run repeats {repeatability(base, sessions).what}"):
         say(line)
     return run_dir.path
 
