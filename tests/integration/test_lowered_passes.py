@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from grpo_core.config.derived import weight_shards
 from grpo_core.errors import ConfigError
 from grpo_core.policy.policy import Policy
-from grpo_core.run.folder import RunDir, change_passes, passes_to_change
+from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
 from grpo_core.run.journal import read_records
 from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
@@ -94,3 +95,25 @@ def test_only_smaller_sizes_are_taken_and_no_other_key(tiny_run: Any) -> None:
     for key, value in {"loss.beta": 0.1, "training.rollout_rows": 0, "training.microbatch_tokens": "8"}.items():
         with pytest.raises(ConfigError, match=key):
             passes_to_change({key: value})
+
+
+def test_processes_and_shards_go_up_and_down_to_what_a_configuration_may_have(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS | {"training.processes": 2})
+    asked = passes_to_change({"training.processes": 4})
+    assert change_passes(run, asked) == ["training.processes: 4 from here on, 2 until now"]
+    config = run.read_config()
+    assert weight_shards(batch_limits(run).applied(config)) == 4
+    lines = change_passes(run, {"shards": 2, "rollout_rows": 8})
+    assert lines == ["training.shards: 2 from here on, 4 until now", "training.rollout_rows: 8 from here on, 256 until now"]
+    with pytest.raises(ConfigError, match=r"training\.shards: 2 does not divide training\.processes 1"):
+        change_passes(run, {"processes": 1})
+    with pytest.raises(ConfigError, match=r"training\.processes: input should be less than or equal to 4096"):
+        change_passes(run, {"processes": 5000})
+    change_passes(run, {"processes": 1, "shards": 1})
+    training = batch_limits(run).applied(config).training
+    assert (training.processes, training.shards, training.rollout_rows) == (1, 1, 8)
+    assert run.read_config() == config
+    with pytest.raises(ConfigError, match=r"may lower .*rollout_rows, and set training\.processes and training\.shards"):
+        passes_to_change({"training.collective_seconds": 5})
+    with pytest.raises(ConfigError, match=r"training\.shards: None is not a whole number"):
+        passes_to_change({"training.shards": None})
