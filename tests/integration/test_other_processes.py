@@ -104,11 +104,13 @@ def test_one_process_then_two_then_one(tiny_run: Any, copied: Any, tmp_path: Pat
 def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from grpo_core.policy.policy import Policy
 
-    run = tiny_run(OPTIONS | {"training.processes": 2, "training.shards": 1})
+    run = tiny_run(OPTIONS | {"training.processes": 2})  # which spread the weights
     train_by(run, 2)
     assert check_resumable(run)[-1].startswith("the resumed run repeats what it has done bit for bit")
+    started = of_kind(read_journal(run.journal_file), "start")[0].data
+    assert (started["processes"], started["shards"]) == (2, 2)
     cut_back(run, 2)
-    change_passes(run, {"processes": 1})
+    change_passes(run, {"processes": 1, "shards": 1})
     logps = Policy.logps
     monkeypatch.setattr(Policy, "logps", lambda policy, completions: logps(policy, completions) * 1.001)
     train(run)
