@@ -30,6 +30,7 @@ from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
@@ -290,6 +291,7 @@ def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
             report=follower.say,
             python=run_dir.read_config().training.python,
             state_file=run_dir.process_file,
+            processes=processes_here(run_dir.read_config().training.processes),
             import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
         )
     except BaseException as error:
