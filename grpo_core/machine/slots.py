@@ -110,7 +110,6 @@ def _place_in_queue(folder: Path) -> Iterator[Callable[[], bool]]:
         with waited_lock(folder / "queue", "asks for slots"):  # so that a ticket is locked before another is given out
             ticket = folder / f"{TICKET}{max([*_tickets(folder), 0]) + 1}"
             file = held.enter_context(open_lock(ticket))
-            held.callback(ticket.unlink, missing_ok=True)
             try_lock(file)
         number = int(ticket.name.removeprefix(TICKET))
         yield lambda: not any(_is_held(folder / f"{TICKET}{other}") for other in _tickets(folder) if other < number)
@@ -121,7 +120,7 @@ def _tickets(folder: Path) -> list[int]:
 
 
 def _is_held(ticket: Path) -> bool:
-    """Return whether a ticket's owner lives; remove it otherwise. Its number is not given out while a higher one waits."""
+    """Return whether a ticket's owner still waits; remove it otherwise. No number below one that waits is given out anew."""
     with contextlib.suppress(FileNotFoundError), ticket.open("rb") as file:
         if not try_lock(file):
             return True

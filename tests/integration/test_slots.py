@@ -1,5 +1,6 @@
 """Slots: all that a run asks for or none, in the order of asking, each with its GPU; real processes, real locks, real kills."""
 
+import contextlib
 import json
 import os
 import random
@@ -118,8 +119,12 @@ def test_slots_name_gpus_as_they_are_visible_and_a_run_never_gets_one_twice(stac
                 assert last.gpus == ("GPU-b",)
             with pytest.raises(EnoughError), held_slots(2, give_up):  # one slot is left
                 pass
-        with held_slots(1, give_up), held_slots(1, give_up), pytest.raises(EnoughError), held_slots(2, give_up):
-            pass
+        with contextlib.ExitStack() as second:
+            second.enter_context(held_slots(1, give_up))
+            with held_slots(1, give_up):
+                second.close()
+                with pytest.raises(EnoughError), held_slots(2, give_up):  # slots 1 and 3 are free, both of GPU-b
+                    pass
 
 
 def test_two_runs_of_a_stack_with_two_slots_are_on_two_gpus(stack: Any, tmp_path: Path) -> None:
