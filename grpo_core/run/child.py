@@ -94,19 +94,30 @@ def run_watched(
     """
     command = [interpreter(python), "-m", module, *arguments]
     with held_slots(processes, look, report) as slots, held_lifeline() as lifeline:
-        log, began = ChildLog(log_file), time.monotonic()
+        log = ChildLog(log_file)
         child = _start(command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables)
         try:
             write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
-            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                look()
-                silent(time.monotonic() - began)
-                for line in (line for line in log.read() if line.startswith(WAITING)):
-                    report(line)
+            _watch(child, log, look, silent, report)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    log: "ChildLog",
+    look: Callable[[], None],
+    silent: Callable[[float], object],
+    report: Callable[[str], None],
+) -> None:
+    began = time.monotonic()
+    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+        look()
+        silent(time.monotonic() - began)
+        for line in (line for line in log.read() if line.startswith(WAITING)):
+            report(line)
 
 
 class ChildLog:

@@ -25,7 +25,7 @@ from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_sh
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.parallel import processes_here
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
 from grpo_core.training import EVALUATE, TRAINING
 from tasks.process.context import deployed_flow_run
@@ -72,10 +72,10 @@ def run_training_process(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     if run_status(run_dir).state == "finished":
         return
-    training, what = run_dir.read_config().training, [str(run_path), EVALUATE]
-    here = processes_here(training.processes)
+    config, what = batch_limits(run_dir).applied(run_dir.read_config()), [str(run_path), EVALUATE]
+    python, processes = config.training.python, processes_here(config.training.processes)
     try:
-        run_child(TRAINING, what, run_dir.log_file("train"), training.python, run_dir.process_file, processes=here)
+        run_child(TRAINING, what, run_dir.log_file("train"), python, run_dir.process_file, processes=processes)
     except TrainingError as error:
         if not was_cut_short(run_dir):
             raise

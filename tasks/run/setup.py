@@ -27,7 +27,7 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
-from grpo_core.run.folder import RunDir, lower_passes
+from grpo_core.run.folder import RunDir, batch_limits, lower_passes
 from grpo_core.run.integrity import check_run, cut, find_intact
 from grpo_core.run.places import require_places
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
@@ -96,7 +96,6 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     config = run_dir.read_config()
     if (uri := config.tracking.uri) is not None:
         refuse_foreign(run_dir, "config.json", uri)
-    require_places([config])
     if repair is not None:
         repair_run(run_path)
     notes = check_resumable(run_dir)
@@ -105,6 +104,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
             for change in lower_passes(run_dir, sizes):
                 say(change)
         notes = check_resumable(run_dir)
+    require_places([batch_limits(run_dir).applied(config)])
     for note in notes:
         say(note)
     return run_path
