@@ -53,7 +53,7 @@ def held_gpu(uuid: str, name: str) -> Iterator[None]:
         if not try_lock(lock, fcntl.LOCK_SH if slot_count() > 1 else fcntl.LOCK_EX):
             raise DeviceError(
                 f"GPU {name} ({uuid}): in use by {holder_of(lock)}; wait for it or end it, choose another GPU with "
-                "CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
+                "CUDA_VISIBLE_DEVICES, or let runs share it on purpose with more slots than GPUs (`grpo up --slots N`)"
             )
         yield
 
