@@ -276,9 +276,11 @@ def sweep(
 
 def _require_runs(plan: Plan) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
+    from grpo_core.run.places import require_places
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":
+        require_places(plan.configs)
         kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
         for config in kinds.values():
             require_start(config, import_folders(config, plan.sweep.base))

@@ -30,9 +30,10 @@ from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
-from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
+from grpo_core.run.folder import RunDir, batch_limits, lower_passes, sizes_to_lower
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.memory import slow_dtype_warnings
 from grpo_core.run.preflight import require_start
@@ -277,6 +278,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follo
 
 
 def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
+    config = batch_limits(run_dir).applied(run_dir.read_config())
     follower.stage("training")
     follower.begin()
     text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
@@ -288,8 +290,9 @@ def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
             look=follower.look,
             stop=lambda child: finish_child(child, lambda: follower.say(text)),
             report=follower.say,
-            python=run_dir.read_config().training.python,
+            python=config.training.python,
             state_file=run_dir.process_file,
+            processes=processes_here(config.training.processes),
             import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
         )
     except BaseException as error:
