@@ -7,7 +7,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.gpus import visible_gpus
 from grpo_core.machine.slots import require_slots, slot_limit
 from grpo_core.parallel import processes_here
-from grpo_core.run.memory import will_use_gpu
+from grpo_core.run.fit import will_use_gpu
 
 
 def require_places(configs: Iterable[RunConfig]) -> None:

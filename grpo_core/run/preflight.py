@@ -52,8 +52,8 @@ from grpo_core.policy.sources.find import (
     require_model,
 )
 from grpo_core.run.child import held_lifeline, interpreter, python_path
+from grpo_core.run.fit import Fit, fit_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
-from grpo_core.run.memory import Fit, fit_of
 from grpo_core.run.places import require_places
 from grpo_core.run.sizes import (
     BYTES_PER_WEIGHT,
@@ -389,5 +389,5 @@ def memory_faults(fit: Fit | None) -> Iterator[str]:
             remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), "
         yield (
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
-            f"{remedy}take a smaller model, or a machine with more memory"
+            f"{remedy}take a smaller model, or a machine with more memory{fit.on_more}"
         )

@@ -132,7 +132,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     if before is None:
         return
     limits = session.batch_limits
-    tolerance = EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
+    tolerance = IN_OTHER_PASSES if limits.is_lowered or limits.has_other_processes else EXACT
     if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
