@@ -52,6 +52,14 @@ def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: N
         yield (found.fileno(),)
 
 
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there are none."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(part.strip() for part in given.split(",") if part.strip() and part.strip() != "-1")
+    return tuple(str(index) for index in range(len(gpus()[0])))
+
+
 @contextlib.contextmanager
 def held_gpu(uuid: str, name: str) -> Iterator[None]:
     """Hold a GPU for this process while inside.

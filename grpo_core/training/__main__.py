@@ -33,7 +33,8 @@ from grpo_core.errors import (
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
-from grpo_core.parallel import is_first
+from grpo_core.parallel import is_first, is_one_of_several
+from grpo_core.parallel.reasons import leave_reason_of
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start
@@ -131,7 +132,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         status = "stopped" if stopped else "finished"
         exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
-        if evaluate and is_native:
+        if world.on_first(lambda: evaluate) and is_native:
             from grpo_core.evaluation.runner import evaluate_trained
 
             is_urgent = world.agreed(stop.is_urgent or None)
@@ -170,7 +171,10 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
 
 
 def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
-    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other.
+
+    One of several processes leaves its reason beside the journal: the one that started them knows what came first.
+    """
     if not isinstance(error, GrpoError) and is_full_disk(error):
         error = DiskFullError(f"disk full: {error}")
     if isinstance(error, GrpoError):
@@ -178,8 +182,12 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
     else:
         message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
         traceback.print_exception(error)
-    with contextlib.suppress(JournalError):
-        journal.append("end", journal.last_step, {"status": "failed", "reason": message})
+    if is_one_of_several():
+        with contextlib.suppress(OSError):
+            leave_reason_of(error, message, exit_code, run_dir.ranks)
+    else:
+        with contextlib.suppress(JournalError):
+            journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     try:
         sys.stderr.write(visible(" ".join(message.split())) + "\n")
         sys.stderr.flush()

@@ -24,9 +24,9 @@ from grpo_core.errors import TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
-from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training import EVALUATE, training_module
 from tasks.process.context import deployed_flow_run
 from tasks.process.prefect_outage import cancel_watch
 from tasks.run.inputs import cached_digest
@@ -71,9 +71,10 @@ def run_training_process(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     if run_status(run_dir).state == "finished":
         return
-    training = run_dir.read_config().training
+    config, what = batch_limits(run_dir).applied(run_dir.read_config()), [str(run_path), EVALUATE]
+    module, python = training_module(config), config.training.python
     try:
-        run_child(TRAINING, [str(run_path), EVALUATE], run_dir.log_file("train"), training.python, run_dir.process_file)
+        run_child(module, what, run_dir.log_file("train"), python, run_dir.process_file)
     except TrainingError as error:
         if not was_cut_short(run_dir):
             raise

@@ -1,0 +1,262 @@
+"""Starts the processes of a training that has several, and ends as they do: `python -m grpo_core.parallel.launch RUN_DIR`.
+
+It is the one child that whoever starts a training watches. On several nodes there is one of them on each, with torchrun's own
+variables: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT. Processes of a training come and end together: when one
+has failed, the others are ended, and the first cause is in the journal, in the last line of standard error and in the exit
+code. A request to end is handed on to them, and they agree on it. However this process ends, they end with it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from grpo_core.config import RunConfig
+from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.machine.disk import remove
+from grpo_core.machine.gpus import visible_gpus
+from grpo_core.machine.process import lifeline_from_environment
+from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
+from grpo_core.run.child import POLL_SECONDS, child_environment, interpreter, read_process_state
+from grpo_core.run.folder import RunDir, batch_limits
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.memory import will_use_gpu
+from grpo_core.run.summary import run_status
+from grpo_core.text import visible
+from grpo_core.training import EVALUATE, LAUNCHER, TRAINING
+
+PATIENCE_SECONDS = 10.0
+"""From the failure of one process to the end of those that do not end by themselves: without it, none of them can save."""
+STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a training that has not failed."""
+SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
+LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """This machine among those of the training, and where their processes meet."""
+
+    index: int
+    count: int
+    address: str
+    port: int
+
+
+@contextlib.contextmanager
+def this_node() -> Iterator[Node]:
+    """Yield the node that torchrun's variables name; without them there is one, whose port nobody else gets while inside.
+
+    Raises:
+        ConfigError: a variable is missing or no number.
+    """
+    count, index = _variable("PET_NNODES", 1), _variable("PET_NODE_RANK", 0)
+    if count > 1:
+        address = os.environ.get("PET_MASTER_ADDR")
+        if not address or index >= count:
+            raise ConfigError(
+                f"PET_NNODES: {count} nodes need the address of the first in PET_MASTER_ADDR (is {address or 'not set'}) and each "
+                f"its number, from 0, in PET_NODE_RANK (is {index})"
+            )
+        yield Node(index=index, count=count, address=address, port=_variable("PET_MASTER_PORT", 29500))
+        return
+    with socket.socket() as reserved:  # bound, and not listening: with this option, the first process may listen there
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield Node(index=0, count=1, address="127.0.0.1", port=reserved.getsockname()[1])
+
+
+def _variable(name: str, default: int) -> int:
+    value = os.environ.get(name) or str(default)
+    if not value.isdecimal():
+        raise ConfigError(f"{name}: {value!r} is not a whole number; the nodes of a training do not change while it runs")
+    return int(value)
+
+
+def variables(config: RunConfig, node: Node) -> list[dict[str, str]]:
+    """Return the variables of each process of a node, as torchrun sets them; each sees one GPU, where there are any.
+
+    Raises:
+        ConfigError: the processes do not divide among the nodes, or the node has fewer GPUs.
+    """
+    size = config.training.processes
+    local, rest = divmod(size, node.count)
+    if rest:
+        raise ConfigError(f"training.processes: {size} do not divide among {node.count} nodes (PET_NNODES)")
+    gpus = visible_gpus() if will_use_gpu(config) else []
+    if gpus and len(gpus) < local:
+        raise ConfigError(f"training.processes: {local} on this node, which has {len(gpus)} GPU(s); each needs its own")
+    common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": node.address, "MASTER_PORT": node.port}
+    return [
+        {name: str(value) for name, value in {**common, "RANK": node.index * local + index, "LOCAL_RANK": index}.items()}
+        | ({"CUDA_VISIBLE_DEVICES": gpus[index]} if gpus else {})
+        for index in range(local)
+    ]
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """The processes of a training on this node."""
+
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    told: int = 0
+    """The number of the last signal that was handed on to them."""
+
+    def start(self, arguments: Sequence[str], own_variables: Sequence[dict[str, str]]) -> None:
+        """Start a process for each set of variables; call it from the main thread, with which they end."""
+        launcher, lifeline = os.getpid(), lifeline_from_environment()
+
+        def end_with_launcher() -> None:
+            LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+            if os.getppid() != launcher:  # it has ended in between
+                os._exit(1)
+
+        for variables in own_variables:
+            self.processes[int(variables["RANK"])] = subprocess.Popen(
+                [sys.executable, "-m", TRAINING, *arguments],
+                env={**os.environ, **variables},
+                pass_fds=() if lifeline is None else (lifeline,),
+                process_group=0,  # a terminal's Ctrl-C comes from here, once
+                preexec_fn=end_with_launcher,  # noqa: PLW1509  (this process has one thread)
+            )
+        for number in (signal.SIGTERM, signal.SIGINT):  # one that comes before ends this process, and with it those
+            signal.signal(number, self._hand_on)
+
+    def _hand_on(self, number: int, _frame: FrameType | None) -> None:
+        self.told = number
+        if number == signal.SIGINT:  # a second one ends everything at once
+            signal.signal(number, signal.SIG_DFL)
+        for process in self.processes.values():
+            process.send_signal(number)
+
+    def wait(self) -> Iterator[Reason]:
+        """Yield why each process failed that did, when it has ended; those that outlive a failure are ended."""
+        deadline, running = math.inf, dict(self.processes)
+        while running:
+            time.sleep(POLL_SECONDS / 5)
+            is_over = time.monotonic() > deadline
+            for rank, process in list(running.items()):
+                is_silent = process.poll() is None
+                if is_silent and not is_over:
+                    continue
+                process.kill()  # nothing where it has ended
+                code = process.wait()
+                del running[rank]
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # what a user's code may have started there
+                    os.killpg(process.pid, signal.SIGKILL)
+                if is_silent or code not in STOPPED:
+                    deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
+                    yield _reason(rank, code, is_silent=is_silent)
+
+
+def _reason(rank: int, code: int, *, is_silent: bool) -> Reason:
+    if is_silent:
+        return Reason(rank=rank, message="did not answer any more: it was stopped, or hangs", exit_code=1, kind="silent")
+    if code > 0:
+        return Reason(rank=rank, message=f"ended with exit code {code}; the log has its output", exit_code=code, kind="failed")
+    message = f"was killed by {signal.Signals(-code).name}"
+    return Reason(rank=rank, message=message, exit_code=128 - code, kind="aborted" if -code == signal.SIGABRT else "failed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train a RUN_DIR with as many processes as it wants; return the exit code that one process would have had."""
+    parser = argparse.ArgumentParser(prog=f"python -m {LAUNCHER}", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/, which all nodes share")
+    parser.add_argument(EVALUATE, action="store_true", help="as in the training process")
+    options = parser.parse_args(arguments)
+    run_dir, own = RunDir(options.run_dir), [str(options.run_dir), *([EVALUATE] if options.evaluate else [])]
+    try:
+        run_dir.require_ours()
+        num_records = len(check_run(run_dir).records)  # what is wrong with it is said once, and not by each process
+        with this_node() as node:
+            return _train(run_dir, own, node, num_records)
+    except (GrpoError, OSError) as error:
+        return _ended(str(error), getattr(error, "exit_code", JournalError.exit_code))
+
+
+def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: int) -> int:
+    config, ranks = batch_limits(run_dir).applied(run_dir.read_config()), Ranks()
+    own_variables = variables(config, node)
+    if node.index == 0:
+        remove(run_dir.ranks)
+    ranks.start(arguments, own_variables)
+    failed = list(ranks.wait())
+    if not failed:
+        return max(process.returncode for process in ranks.processes.values())
+    for reason in failed:
+        if not (run_dir.ranks / f"rank_{reason.rank}.json").exists():
+            with contextlib.suppress(OSError):
+                leave_reason(run_dir.ranks, reason)
+    reasons = _all_reasons(run_dir.ranks, node) or failed
+    code, message = reasons[0].exit_code, told(reasons, config.training.processes)
+    records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
+    has_ended = any(record.kind == "end" for record in records[num_records:])
+    if code == 128 + ranks.told or (has_ended and code > 128):
+        _die_of(code - 128)
+    if node.index == 0 and not has_ended:
+        data = {"status": "failed", "reason": message, "rank": reasons[0].rank, "exit_code": code}
+        with contextlib.suppress(JournalError), contextlib.closing(Journal(run_dir.journal_file)) as journal:
+            journal.append("end", records[-1].step if records else 0, data)
+    return _ended(message, code)
+
+
+def _die_of(number: int) -> None:
+    """End as one process would have: asked to before it could finish a step, or killed in the evaluation after its last."""
+    with contextlib.suppress(OSError):  # SIGKILL has no other handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _all_reasons(folder: Path, node: Node) -> list[Reason]:
+    """Return the reasons that processes have left; those of other nodes may come a while after their consequences here."""
+    deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+    while True:
+        reasons = read_reasons(folder)
+        if node.count == 1 or time.monotonic() > deadline or (reasons and reasons[0].kind == "failed"):
+            return reasons
+        time.sleep(POLL_SECONDS)
+
+
+def _ended(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # the log may be on a full disk
+        sys.stderr.write(visible(" ".join(message.split())) + "\n")
+        sys.stderr.flush()
+    return code
+
+
+def join(run_dir: RunDir) -> None:
+    """Become the launcher of this node, once that of the first node has started; return where the run is finished.
+
+    The first node prepares what all need: the prompts and, in a cache that they share, the model.
+
+    Raises:
+        FolderError: another version made the folder.
+    """
+    while not run_dir.config_file.exists() or not _has_started(run_dir):
+        if run_dir.config_file.exists() and run_status(run_dir).state == "finished":
+            return
+        time.sleep(POLL_SECONDS)
+    program = interpreter(run_dir.read_config().training.python)
+    os.execvpe(program, [program, "-m", LAUNCHER, str(run_dir.path), EVALUATE], child_environment())
+
+
+def _has_started(run_dir: RunDir) -> bool:
+    """Return whether the first node has started the training; its process ids say nothing here."""
+    state = read_process_state(run_dir.process_file)
+    return state.pid is not None and state.returncode is None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
