@@ -67,8 +67,8 @@ def this_node() -> Iterator[Node]:
         address = os.environ.get("PET_MASTER_ADDR")
         if not address or index >= count:
             raise ConfigError(
-                f"PET_NNODES: {count} nodes need the address of the first in PET_MASTER_ADDR (is {address or 'not set'}) and each "
-                f"its number, from 0, in PET_NODE_RANK (is {index})"
+                f"PET_NNODES: each of {count} nodes needs the first one's address in PET_MASTER_ADDR, is {address!r}, and its "
+                f"own number, from 0, in PET_NODE_RANK, is {index}"
             )
         yield Node(index=index, count=count, address=address, port=_variable("PET_MASTER_PORT", 29500))
         return
@@ -242,8 +242,11 @@ def join(run_dir: RunDir) -> None:
     The first node prepares what all need: the prompts and, in a cache that they share, the model.
 
     Raises:
+        ConfigError: this is the first node.
         FolderError: another version made the folder.
     """
+    if _variable("PET_NODE_RANK", 0) == 0:
+        raise ConfigError("PET_NODE_RANK: is 0, the first node, which starts with `grpo train`; the others join it")
     while not run_dir.config_file.exists() or not _has_started(run_dir):
         if run_dir.config_file.exists() and run_status(run_dir).state == "finished":
             return
