@@ -169,7 +169,7 @@ def join(
     run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
 ) -> None:
     """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
-    from grpo_core.parallel.launch import join as become_launcher
+    from grpo_core.training.joining import join as become_launcher
 
     echo(f"{'folder':10}{run_dir}")
     become_launcher(RunDir(run_dir))

@@ -8,16 +8,14 @@ code. A request to end is handed on to them, and they agree on it. However this 
 
 import argparse
 import contextlib
-import ctypes
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -25,64 +23,20 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.machine.disk import remove
 from grpo_core.machine.gpus import visible_gpus
-from grpo_core.machine.process import lifeline_from_environment
+from grpo_core.machine.nodes import Node, this_node
+from grpo_core.machine.process import end_with_parent, kill_itself, lifeline_from_environment, write_last_line
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
-from grpo_core.run.child import POLL_SECONDS, child_environment, interpreter, read_process_state
+from grpo_core.run.child import POLL_SECONDS
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import will_use_gpu
-from grpo_core.run.summary import run_status
-from grpo_core.text import visible
 from grpo_core.training import EVALUATE, LAUNCHER, TRAINING
 
 PATIENCE_SECONDS = 10.0
 """From the failure of one process to the end of those that do not end by themselves: without it, none of them can save."""
 STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a training that has not failed."""
-SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
-LIBC = ctypes.CDLL(None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """This machine among those of the training, and where their processes meet."""
-
-    index: int
-    count: int
-    address: str
-    port: int
-
-
-@contextlib.contextmanager
-def this_node() -> Iterator[Node]:
-    """Yield the node that torchrun's variables name; without them there is one, whose port nobody else gets while inside.
-
-    Raises:
-        ConfigError: a variable is missing or no number.
-    """
-    count, index = _variable("PET_NNODES", 1), _variable("PET_NODE_RANK", 0)
-    if count > 1:
-        address = os.environ.get("PET_MASTER_ADDR")
-        if not address or index >= count:
-            raise ConfigError(
-                f"PET_NNODES: each of {count} nodes needs the first one's address in PET_MASTER_ADDR, is {address!r}, and its "
-                f"own number, from 0, in PET_NODE_RANK, is {index}"
-            )
-        yield Node(index=index, count=count, address=address, port=_variable("PET_MASTER_PORT", 29500))
-        return
-    with socket.socket() as reserved:  # bound, and not listening: with this option, the first process may listen there
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        yield Node(index=0, count=1, address="127.0.0.1", port=reserved.getsockname()[1])
-
-
-def _variable(name: str, default: int) -> int:
-    value = os.environ.get(name) or str(default)
-    if not value.isdecimal():
-        raise ConfigError(f"{name}: {value!r} is not a whole number; the nodes of a training do not change while it runs")
-    return int(value)
 
 
 def variables(config: RunConfig, node: Node) -> list[dict[str, str]]:
@@ -106,31 +60,22 @@ def variables(config: RunConfig, node: Node) -> list[dict[str, str]]:
     ]
 
 
-@dataclass(kw_only=True)
 class Ranks:
-    """The processes of a training on this node."""
+    """The processes of a training on this node, by rank; `told` is the number of the last signal that they were sent."""
 
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    told: int = 0
-    """The number of the last signal that was handed on to them."""
-
-    def start(self, arguments: Sequence[str], own_variables: Sequence[dict[str, str]]) -> None:
+    def __init__(self, arguments: Sequence[str], variables: Sequence[dict[str, str]]) -> None:
         """Start a process for each set of variables; call it from the main thread, with which they end."""
-        launcher, lifeline = os.getpid(), lifeline_from_environment()
-
-        def end_with_launcher() -> None:
-            LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
-            if os.getppid() != launcher:  # it has ended in between
-                os._exit(1)
-
-        for variables in own_variables:
-            self.processes[int(variables["RANK"])] = subprocess.Popen(
+        lifeline, self.told = lifeline_from_environment(), 0
+        self.processes = {
+            int(own["RANK"]): subprocess.Popen(
                 [sys.executable, "-m", TRAINING, *arguments],
-                env={**os.environ, **variables},
+                env={**os.environ, **own},
                 pass_fds=() if lifeline is None else (lifeline,),
                 process_group=0,  # a terminal's Ctrl-C comes from here, once
-                preexec_fn=end_with_launcher,  # noqa: PLW1509  (this process has one thread)
+                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509  (this process has one thread)
             )
+            for own in variables
+        }
         for number in (signal.SIGTERM, signal.SIGINT):  # one that comes before ends this process, and with it those
             signal.signal(number, self._hand_on)
 
@@ -141,24 +86,22 @@ class Ranks:
         for process in self.processes.values():
             process.send_signal(number)
 
-    def wait(self) -> Iterator[Reason]:
-        """Yield why each process failed that did, when it has ended; those that outlive a failure are ended."""
+    def failures(self) -> Iterator[Reason]:
+        """Wait for all of them; yield why each failed that did. Those that outlive a failure are ended."""
         deadline, running = math.inf, dict(self.processes)
         while running:
             time.sleep(POLL_SECONDS / 5)
             is_over = time.monotonic() > deadline
-            for rank, process in list(running.items()):
+            for rank in [rank for rank, process in running.items() if is_over or process.poll() is not None]:
+                process = running.pop(rank)
                 is_silent = process.poll() is None
-                if is_silent and not is_over:
-                    continue
-                process.kill()  # nothing where it has ended
-                code = process.wait()
-                del running[rank]
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # what a user's code may have started there
+                with contextlib.suppress(
+                    ProcessLookupError, PermissionError
+                ):  # it, or what a user's code may have started there
                     os.killpg(process.pid, signal.SIGKILL)
-                if is_silent or code not in STOPPED:
+                if process.wait() not in STOPPED:
                     deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
-                    yield _reason(rank, code, is_silent=is_silent)
+                    yield _reason(rank, process.returncode, is_silent=is_silent)
 
 
 def _reason(rank: int, code: int, *, is_silent: bool) -> Reason:
@@ -183,16 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with this_node() as node:
             return _train(run_dir, own, node, num_records)
     except (GrpoError, OSError) as error:
-        return _ended(str(error), getattr(error, "exit_code", JournalError.exit_code))
+        write_last_line(str(error))
+        return getattr(error, "exit_code", JournalError.exit_code)
 
 
 def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: int) -> int:
-    config, ranks = batch_limits(run_dir).applied(run_dir.read_config()), Ranks()
+    config = batch_limits(run_dir).applied(run_dir.read_config())
     own_variables = variables(config, node)
     if node.index == 0:
         remove(run_dir.ranks)
-    ranks.start(arguments, own_variables)
-    failed = list(ranks.wait())
+    ranks = Ranks(arguments, own_variables)
+    failed = list(ranks.failures())
     if not failed:
         return max(process.returncode for process in ranks.processes.values())
     for reason in failed:
@@ -204,19 +148,18 @@ def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: i
     records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
     has_ended = any(record.kind == "end" for record in records[num_records:])
     if code == 128 + ranks.told or (has_ended and code > 128):
-        _die_of(code - 128)
+        kill_itself(code - 128)  # as one process: before it could finish a step, or in the evaluation after its last
     if node.index == 0 and not has_ended:
-        data = {"status": "failed", "reason": message, "rank": reasons[0].rank, "exit_code": code}
+        data = {
+            "status": "failed",
+            "reason": message,
+            "rank": None if message == reasons[0].message else reasons[0].rank,
+            "exit_code": code,
+        }
         with contextlib.suppress(JournalError), contextlib.closing(Journal(run_dir.journal_file)) as journal:
             journal.append("end", records[-1].step if records else 0, data)
-    return _ended(message, code)
-
-
-def _die_of(number: int) -> None:
-    """End as one process would have: asked to before it could finish a step, or killed in the evaluation after its last."""
-    with contextlib.suppress(OSError):  # SIGKILL has no other handler
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    write_last_line(message)
+    return code
 
 
 def _all_reasons(folder: Path, node: Node) -> list[Reason]:
@@ -227,38 +170,6 @@ def _all_reasons(folder: Path, node: Node) -> list[Reason]:
         if node.count == 1 or time.monotonic() > deadline or (reasons and reasons[0].kind == "failed"):
             return reasons
         time.sleep(POLL_SECONDS)
-
-
-def _ended(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # the log may be on a full disk
-        sys.stderr.write(visible(" ".join(message.split())) + "\n")
-        sys.stderr.flush()
-    return code
-
-
-def join(run_dir: RunDir) -> None:
-    """Become the launcher of this node, once that of the first node has started; return where the run is finished.
-
-    The first node prepares what all need: the prompts and, in a cache that they share, the model.
-
-    Raises:
-        ConfigError: this is the first node.
-        FolderError: another version made the folder.
-    """
-    if _variable("PET_NODE_RANK", 0) == 0:
-        raise ConfigError("PET_NODE_RANK: is 0, the first node, which starts with `grpo train`; the others join it")
-    while not run_dir.config_file.exists() or not _has_started(run_dir):
-        if run_dir.config_file.exists() and run_status(run_dir).state == "finished":
-            return
-        time.sleep(POLL_SECONDS)
-    program = interpreter(run_dir.read_config().training.python)
-    os.execvpe(program, [program, "-m", LAUNCHER, str(run_dir.path), EVALUATE], child_environment())
-
-
-def _has_started(run_dir: RunDir) -> bool:
-    """Return whether the first node has started the training; its process ids say nothing here."""
-    state = read_process_state(run_dir.process_file)
-    return state.pid is not None and state.returncode is None
 
 
 if __name__ == "__main__":

@@ -33,23 +33,14 @@ class Reason:
     time: float = field(default_factory=time.time)
 
 
-def leave_reason_of(error: Exception, message: str, exit_code: int, folder: Path) -> None:
-    """Write why this process ends.
+def reason_of(error: Exception, message: str, exit_code: int) -> Reason:
+    """Return why this process ends: an error of its own, or one that comes of the loss of another process."""
+    kind: Kind = "failed"
+    if isinstance(error, RuntimeError):
+        from torch.distributed import DistError
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    rank = int(os.environ["RANK"])
-    leave_reason(folder, Reason(rank=rank, message=message, exit_code=exit_code, kind=kind_of(error)))
-
-
-def kind_of(error: Exception) -> Kind:
-    """Return whether an error is a process's own, or comes of the loss of another one."""
-    if not isinstance(error, RuntimeError):
-        return "failed"
-    from torch.distributed import DistError
-
-    return "lost" if isinstance(error, DistError) or any(text in str(error) for text in LOST) else "failed"
+        kind = "lost" if isinstance(error, DistError) or any(text in str(error) for text in LOST) else kind
+    return Reason(rank=int(os.environ["RANK"]), message=message, exit_code=exit_code, kind=kind)
 
 
 def leave_reason(folder: Path, reason: Reason) -> None:

@@ -32,9 +32,9 @@ from grpo_core.errors import (
     TrainingError,
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
-from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
+from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment, write_last_line
 from grpo_core.parallel import is_first, is_one_of_several
-from grpo_core.parallel.reasons import leave_reason_of
+from grpo_core.parallel.reasons import leave_reason, reason_of
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start
@@ -43,7 +43,7 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
 from grpo_core.run.sizes import shape_for
-from grpo_core.text import redact_uri, visible
+from grpo_core.text import redact_uri
 from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
 
@@ -184,15 +184,11 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
         traceback.print_exception(error)
     if is_one_of_several():
         with contextlib.suppress(OSError):
-            leave_reason_of(error, message, exit_code, run_dir.ranks)
+            leave_reason(run_dir.ranks, reason_of(error, message, exit_code))
     else:
         with contextlib.suppress(JournalError):
             journal.append("end", journal.last_step, {"status": "failed", "reason": message})
-    try:
-        sys.stderr.write(visible(" ".join(message.split())) + "\n")
-        sys.stderr.flush()
-    except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    write_last_line(message)
     return exit_code
 
 
