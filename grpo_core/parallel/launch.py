@@ -95,9 +95,8 @@ class Ranks:
             for rank in [rank for rank, process in running.items() if is_over or process.poll() is not None]:
                 process = running.pop(rank)
                 is_silent = process.poll() is None
-                with contextlib.suppress(
-                    ProcessLookupError, PermissionError
-                ):  # it, or what a user's code may have started there
+                # It, or what a user's code has started in its group.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 if process.wait() not in STOPPED:
                     deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
@@ -150,12 +149,8 @@ def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: i
     if code == 128 + ranks.told or (has_ended and code > 128):
         kill_itself(code - 128)  # as one process: before it could finish a step, or in the evaluation after its last
     if node.index == 0 and not has_ended:
-        data = {
-            "status": "failed",
-            "reason": message,
-            "rank": None if message == reasons[0].message else reasons[0].rank,
-            "exit_code": code,
-        }
+        rank = None if message == reasons[0].message else reasons[0].rank
+        data = {"status": "failed", "reason": message, "rank": rank, "exit_code": code}
         with contextlib.suppress(JournalError), contextlib.closing(Journal(run_dir.journal_file)) as journal:
             journal.append("end", records[-1].step if records else 0, data)
     write_last_line(message)
