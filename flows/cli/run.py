@@ -165,6 +165,17 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         _show(resume(run_dir=str(run_dir), repair=repair, **changed))
 
 
+def join(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
+) -> None:
+    """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
+    from grpo_core.training.joining import join as become_launcher
+
+    echo(f"{'folder':10}{run_dir}")
+    become_launcher(RunDir(run_dir))
+    echo("the run is finished")
+
+
 def evaluate(
     policy: Annotated[str, typer.Argument(help="A run dir, a checkpoint, an MLflow run id, or a model.")],
     overrides: Overrides = None,

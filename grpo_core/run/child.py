@@ -206,18 +206,7 @@ def _start(
     Raises:
         TrainingError: it cannot be started.
     """
-    environment = {
-        **REUSED_MEMORY,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
-        **os.environ,
-        **variables,
-        LIFELINE_VARIABLE: str(descriptors[0]),
-        "PYTHONPATH": python_path(*import_from),
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
-    }
+    environment = {**child_environment(*import_from), **variables, LIFELINE_VARIABLE: str(descriptors[0])}
     with (
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
@@ -231,6 +220,24 @@ def _start(
             pass_fds=descriptors,
             start_new_session=True,
         )
+
+
+def child_environment(*import_from: str) -> dict[str, str]:
+    """Return the variables of a process of a run.
+
+    Args:
+        import_from: more folders in which it finds modules.
+    """
+    return {
+        **REUSED_MEMORY,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
+        **os.environ,
+        "PYTHONPATH": python_path(*import_from),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
+    }
 
 
 def interpreter(python: str | None) -> str:
@@ -310,6 +317,15 @@ def ensure_ended(state_file: Path) -> None:
 def process_has_started(state_file: Path) -> bool:
     """Return whether the process of `state_file` has been started: it may have to wait for a slot."""
     return read_process_state(state_file).pid is not None
+
+
+def is_of_process(holder: str, state_file: Path) -> bool:
+    """Return whether a holder of a lock (`process 4711`) is the process of `state_file`, or one that it has started."""
+    pid, word = read_process_state(state_file).pid, holder.rpartition(" ")[2]
+    try:
+        return pid is not None and pid in (int(word), psutil.Process(int(word)).ppid())
+    except (ValueError, psutil.NoSuchProcess):  # of another container; it has just ended
+        return False
 
 
 def process_has_ended(state_file: Path) -> bool:

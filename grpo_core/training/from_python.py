@@ -42,7 +42,7 @@ from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.sizes import announce_disk
 from grpo_core.text import redact_uri, visible
-from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training import EVALUATE, training_module
 
 if TYPE_CHECKING:
     from grpo_core.run.curves import Run
@@ -285,7 +285,7 @@ def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
     text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
     try:
         run_watched(
-            TRAINING,
+            training_module(config),
             [str(run_dir.path), *([EVALUATE] if evaluate else [])],
             run_dir.log_file("train"),
             look=follower.look,

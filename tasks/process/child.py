@@ -27,7 +27,7 @@ from grpo_core.parallel import processes_here
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
-from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training import EVALUATE, training_module
 from tasks.process.context import deployed_flow_run
 from tasks.process.prefect_outage import cancel_watch
 from tasks.run.inputs import cached_digest
@@ -75,7 +75,7 @@ def run_training_process(run_path: Path) -> None:
     config, what = batch_limits(run_dir).applied(run_dir.read_config()), [str(run_path), EVALUATE]
     python, processes = config.training.python, processes_here(config.training.processes)
     try:
-        run_child(TRAINING, what, run_dir.log_file("train"), python, run_dir.process_file, processes=processes)
+        run_child(training_module(config), what, run_dir.log_file("train"), python, run_dir.process_file, processes=processes)
     except TrainingError as error:
         if not was_cut_short(run_dir):
             raise
