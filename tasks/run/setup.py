@@ -156,7 +156,8 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         JournalError: the run cannot be read, or the folder already holds one.
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
-        ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
+        ConfigError: an override is refused, the configuration runs code that a deployment may not run, or it has more processes
+            than there are slots or GPUs here.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
@@ -177,6 +178,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
+        require_places([config])
         folders, made = recorded_folders(run, origin.import_from), changes_between(base, config)
         run_dir.create(config, Origin(preset=origin.preset, changes=made, import_from=folders), "reproduction")
         if not any(key.startswith(FROZEN_BY) for key in overrides):
