@@ -22,15 +22,15 @@ from types import FrameType
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.machine.disk import remove
-from grpo_core.machine.gpus import visible_gpus
+from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
 from grpo_core.machine.nodes import Node, this_node
 from grpo_core.machine.process import end_with_parent, kill_itself, lifeline_from_environment, write_last_line
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
 from grpo_core.run.child import POLL_SECONDS
+from grpo_core.run.fit import will_use_gpu
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
-from grpo_core.run.memory import will_use_gpu
 from grpo_core.training import EVALUATE, LAUNCHER, TRAINING
 
 PATIENCE_SECONDS = 10.0
@@ -55,7 +55,7 @@ def variables(config: RunConfig, node: Node) -> list[dict[str, str]]:
     common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": node.address, "MASTER_PORT": node.port}
     return [
         {name: str(value) for name, value in {**common, "RANK": node.index * local + index, "LOCAL_RANK": index}.items()}
-        | ({"CUDA_VISIBLE_DEVICES": gpus[index]} if gpus else {})
+        | ({VISIBLE_VARIABLE: gpus[index]} if gpus else {})
         for index in range(local)
     ]
 

@@ -106,8 +106,9 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     if engine != "native" and has_begun and run_state(journal.history, run_dir)[0] != "finished":
         raise JournalError(f"run dir {run_dir.path}: training.engine {engine} cannot resume from a checkpoint; start a new run")
     limits = batch_limits(run_dir)
-    is_lowered = has_begun and repeatability(config).is_exact and limits.after() != limits.changes[0][1]
-    repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
+    promise = repeatability(limits.applied(config), limits.computed_by if has_begun else ())
+    is_lowered = has_begun and promise.is_exact and limits.is_lowered
+    repeats = "up to rounding, since it computes less at once from here on" if is_lowered else promise.what
     return (*journal.notes, f"the resumed run repeats what it has done {repeats}")
 
 

@@ -41,7 +41,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     settings = session.config.training
     stopped = session.world.agreed(session.stop.reason())
-    if session.world.is_first and not is_over(settings, state):
+    if not is_over(settings, state):
         session.writer.prepare(session.trainable)
     while not is_over(settings, state) and stopped is None:
         session.policy.limits.set(**session.batch_limits.after(state.step))
@@ -134,7 +134,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     if before is None:
         return
     limits = session.batch_limits
-    tolerance = EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
+    tolerance = IN_OTHER_PASSES if limits.is_lowered or limits.has_other_processes else EXACT
     if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
