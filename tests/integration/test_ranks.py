@@ -1,0 +1,168 @@
+"""Several processes compute what one does: the same tokens, rewards and first figures, and the same weights up to rounding."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_core.config import load_config
+from grpo_core.data.prepare import prepare
+from grpo_core.policy.saved import list_checkpoints, step_of
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal
+from tests.conftest import build_model, build_tokenizer
+from tests.support.agreement import CHANGE, agree, agree_at_first, change_apart, completions_apart, repeats
+from tests.support.ranks import RankServer
+
+pytestmark = pytest.mark.proof
+
+BASE = {
+    "training.steps": 5,
+    "training.checkpoint_every": 2,
+    "training.completions_every": 1,
+    "training.keep_checkpoints": 9,
+    "training.collective_seconds": 60,
+    "training.microbatch_tokens": 70,  # a dozen passes a step
+    "rollout.num_prompts_per_step": 8,
+    "reference.sync_steps": 2,
+    "reference.mixup_alpha": 0.5,
+    "probe.every_steps": 2,
+    "probe.num_prompts": 6,
+    "evaluation.every_steps": 2,
+    "evaluation.num_prompts": 20,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "average": {},
+    "exact KL, two epochs of two minibatches": {
+        "loss.kl_estimator": "full",
+        "loss.minibatches": 2,
+        "loss.epochs_per_rollout": 2,
+    },
+    "groups dropped": {"loss.beta": 0.0, "filtering.drop_zero_variance_groups": True, "rollout.num_prompts_per_step": 7},
+    "KL in the reward": {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "advantage.whiten_advantages": True},
+    "gradient checkpointing": {"training.gradient_checkpointing": True},
+    "fewer prompts than processes": {"rollout.num_prompts_per_step": 2},
+    "adapter": {"model.lora.rank": 4},
+    "untied head": {
+        "model.source": "untied",
+        "rollout.max_prompt_tokens": 80,
+        "training.microbatch_tokens": 400,
+        "rewards": [{"fn": "length", "args": {"max_characters": 4}}],
+    },
+}
+BFLOAT16 = {"model.dtype": "bfloat16"}
+LAYOUTS = ((2, 1), (4, 1))
+"""(processes, shards)."""
+
+
+@dataclass
+class Runs:
+    """Trainings of this file, each made once."""
+
+    server: RankServer
+    folder: Path
+    done: dict[str, RunDir] = field(default_factory=dict)
+
+    def create(self, name: str, **changes: Any) -> RunDir:
+        """Return a new run."""
+        config = load_config("sums_tiny_cpu", {**BASE, **changes})
+        run = RunDir(self.folder / name)
+        run.create(config)
+        prepare(config, run.data)
+        return run
+
+    def trained(self, variant: str, processes: int = 1, shards: int = 1, name: str = "", **changes: Any) -> RunDir:
+        """Return the run of a variant on so many processes."""
+        name = name or f"{variant} {processes}x{shards}"
+        if name not in self.done:
+            layout = {"training.processes": processes, "training.shards": shards} if processes > 1 else {}
+            run = self.create(name, **VARIANTS.get(variant, {}), **layout, **changes)
+            self.server.train(run, processes)
+            self.done[name] = run
+        return self.done[name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, untied: Path) -> Iterator[Runs]:
+    """What trains, and has trained."""
+    VARIANTS["untied head"]["model.source"] = str(untied)
+    with RankServer() as server:
+        yield Runs(server, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose head is not its embedding."""
+    folder = tmp_path_factory.mktemp("untied")
+    config = build_model().config
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    type(build_model())(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("processes", "shards"), LAYOUTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_several_processes_compute_what_one_does(runs: Runs, variant: str, processes: int, shards: int) -> None:
+    agree(runs.trained(variant), runs.trained(variant, processes, shards))
+
+
+def test_in_the_variants_happens_what_they_are_about(runs: Runs) -> None:
+    steps = {name: [one for one in read_journal(runs.trained(name).journal_file) if one.kind == "step"] for name in VARIANTS}
+    assert any(step.metrics["group/zero_std_frac"] > 0 for step in steps["groups dropped"])
+    assert steps["exact KL, two epochs of two minibatches"][-1].metrics["progress/optimizer_step"] == 20
+    assert sum(one.kind == "ref_sync" for one in read_journal(runs.trained("average").journal_file)) == 2
+
+
+@pytest.mark.parametrize(("processes", "shards"), LAYOUTS)
+def test_in_bfloat16_the_first_forward_passes_are_the_same(runs: Runs, processes: int, shards: int) -> None:
+    one, several = (runs.trained("bfloat16", *layout, **BFLOAT16) for layout in ((), (processes, shards)))
+    agree_at_first(one, several)
+
+
+def test_seventy_steps_draw_the_same_completions(runs: Runs) -> None:
+    """17,920 of them: what rounding has done to the weights by then has changed none."""
+    long = {
+        "training.steps": 70,
+        "rollout.num_prompts_per_step": 32,
+        "training.microbatch_tokens": 1024,
+        "probe.every_steps": 10,
+    }
+    one, two = (runs.trained("long", processes, name=f"long {processes}", **long) for processes in (1, 2))
+    assert completions_apart(one, two) == []
+    assert change_apart(one, two) < CHANGE
+
+
+@pytest.mark.parametrize(("processes", "shards"), LAYOUTS[1:])
+def test_the_same_processes_repeat_bit_for_bit_beside_a_busy_neighbour(runs: Runs, processes: int, shards: int) -> None:
+    first = runs.trained("average", processes, shards)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        again = runs.trained("average", processes, shards, name=f"again {processes}x{shards}")
+    finally:
+        for neighbour in busy:
+            neighbour.kill()
+            neighbour.wait()
+    repeats(first, again)
+
+
+@pytest.mark.parametrize(("saved_by", "resumed_by"), [(2, 1), (2, 4), (1, 2)])
+def test_a_run_is_resumed_by_another_number_of_processes(runs: Runs, saved_by: int, resumed_by: int) -> None:
+    one = runs.trained("average")
+    resumed = RunDir(runs.folder / f"{saved_by} then {resumed_by}")
+    shutil.copytree(runs.trained("average", saved_by).path, resumed.path)
+    for checkpoint in list_checkpoints(resumed.checkpoints):
+        if step_of(checkpoint) > 2:
+            shutil.rmtree(checkpoint)
+    runs.server.train(resumed, resumed_by)
+    agree(one, resumed)
+    kinds = [record.kind for record in read_journal(resumed.journal_file)]
+    assert "resume" in kinds
+    assert "alert" not in kinds
