@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from grpo_core.errors import TrainingError
@@ -37,6 +40,8 @@ class World:
     shards: int = 1
     device: str = "cpu"
     """Where what others hand over is put."""
+    mesh: DeviceMesh | None = None
+    """Replicas x shards; None for one process."""
 
     @property
     def is_first(self) -> bool:
@@ -106,18 +111,19 @@ class World:
             raise TrainingError(f"rank {', '.join(others)}: {what} is not that of rank 0; the processes have come apart")
 
     def add_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Add up the gradients of processes that each have all weights.
+        """Add up the gradients of the processes that keep the same rows of the weights: of all, if each has all of them.
 
         Where one process has a gradient and another none (an expert that no token reached), the latter's is 0.
         """
-        if self.size == 1:
+        if self.mesh is None or self.size == self.shards:
             return
+        group = self.mesh.get_group("replicas")
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         has_gradient = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.uint8)
-        dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX)
+        dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
         for parameter in (parameter for parameter, found in zip(trained, has_gradient.tolist(), strict=True) if found):
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            dist.all_reduce(parameter.grad)
+            dist.all_reduce(local(parameter.grad), group=group)
 
     def _unpacked(self, data: bytes) -> Any:
         return torch.load(io.BytesIO(data), map_location=self.device, weights_only=False)  # of this training's own processes
@@ -125,6 +131,11 @@ class World:
 
 SOLO = World()
 """A training of one process."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's rows of a tensor, in its memory; all of it where weights are not spread."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _packed(value: object) -> bytes:
@@ -147,6 +158,8 @@ def joined(shards: int, seconds: int, device: torch.device) -> Iterator[World]:
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
     try:
-        yield World(rank=dist.get_rank(), size=dist.get_world_size(), shards=shards, device=str(device))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        mesh = init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replicas", "shards"))
+        yield World(rank=rank, size=size, shards=shards, device=str(device), mesh=mesh)
     finally:
         dist.destroy_process_group()

@@ -36,6 +36,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.errors import InitialPolicyError, ModelError, name_of, raised_as
 from grpo_core.machine.disk import build, durable_folder, flush, flush_all, read_json, sha256_of, whole_or_gone
+from grpo_core.parallel import is_first
+from grpo_core.parallel.sharded import as_rows, full
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
@@ -98,13 +100,13 @@ class Contents:
     schedule: Mapping[str, Any]
 
     def copied(self) -> "Contents":
-        """Return a copy in CPU memory of all that the next step may change."""
+        """Return a copy in CPU memory of all that the next step may change; of several processes, the first has it."""
         return replace(
             self,
-            weights=_copied(self.weights),
-            reference=_copied(self.reference),
-            optimizer=_copied(self.optimizer),
-            schedule=_copied(self.schedule),
+            weights=copied(self.weights),
+            reference=copied(self.reference),
+            optimizer=copied(self.optimizer),
+            schedule=copied(self.schedule),
         )
 
     def copied_bytes(self) -> int:
@@ -114,11 +116,13 @@ class Contents:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Return a copy in CPU memory, in the first process; what is spread is gathered tensor by tensor, by all."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        whole = full(value.detach())
+        return whole.to("cpu", copy=True) if is_first() else whole.new_empty(0)  # one tensor after the other is whole there
     if isinstance(value, Mapping):
-        return {key: _copied(entry) for key, entry in value.items()}
+        return {key: copied(entry) for key, entry in value.items()}
     return copy.deepcopy(value)
 
 
@@ -204,6 +208,16 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
         InitialPolicyError: no copy of the initial policy is left.
     """
     verify_checkpoint(checkpoint)
+    return restore(checkpoint, trainable)
+
+
+def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
+    """Do what `load_checkpoint` does, in each of the processes, with a checkpoint that one of them has verified.
+
+    Raises:
+        ModelError: it belongs to another model.
+        InitialPolicyError: no copy of the initial policy is left.
+    """
     state, policy, reference = read_state(checkpoint), trainable.policy, trainable.reference
     weights = policy.stored(checkpoint / POLICY_FOLDER)
     moved = load_file(checkpoint / REFERENCE_FILE) if state.sync_count else None
@@ -212,6 +226,9 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
     initial = find_initial(checkpoint, read_json(checkpoint / DIGEST_FILE)[DIGEST], reference.initial.weights())
     # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
     saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
+    trained = [parameter for group in trainable.optimizer.param_groups for parameter in group["params"]]
+    for number, moments in saved["optimizer"]["state"].items():
+        moments.update({name: as_rows(trained[number], moment) for name, moment in moments.items() if moment.ndim})
     trainable.optimizer.load_state_dict(saved["optimizer"])
     trainable.schedule.load_state_dict(saved["schedule"])
     policy.load(weights)

@@ -215,7 +215,7 @@ def refuse_other_layers(model: PreTrainedModel) -> None:
     Raises:
         ModelError: names the architecture.
     """
-    if not has_full_attention(model.config.get_text_config()) or not _layers(model):
+    if not has_full_attention(model.config.get_text_config()) or not decoder_layers(model):
         raise ModelError(
             f"training.gradient_checkpointing: {type(model).__name__} has layers other than full attention, which are not "
             "computed again here; leave it out, and lower training.microbatch_tokens"
@@ -225,7 +225,7 @@ def refuse_other_layers(model: PreTrainedModel) -> None:
 @contextlib.contextmanager
 def recomputing(model: PreTrainedModel) -> Iterator[None]:
     """Let the layers of a model keep their inputs alone in the passes inside, whose backward passes may come later."""
-    layers = _layers(model)
+    layers = decoder_layers(model)
     for layer in layers:
         layer.forward = partial(_kept_input, model, layer.forward)
     try:
@@ -235,7 +235,8 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
             del layer.forward  # the class's is left
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers of a model, which are alike and run one after the other."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 

@@ -18,6 +18,8 @@ from transformers.modeling_utils import str_to_torch_dtype
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.machine.disk import stored_tensors
+from grpo_core.parallel.sharded import gathered
+from grpo_core.parallel.world import SOLO, World
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_tokens, vocabulary_head
@@ -25,6 +27,8 @@ from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
+from grpo_core.policy.spread import open_spread
+from grpo_core.policy.weights import Weights
 
 OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
 LEFTOVER = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias)$")
@@ -36,7 +40,7 @@ LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 0.1
 compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 
 
-def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None) -> Policy:
+def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None, world: World = SOLO) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
     Args:
@@ -44,6 +48,7 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
         config: how it is used; with `model.lora`, a model gets the adapter with which a training begins.
         stored_initial: initial policy of a run, as it has stored it: for where `model.lora.init_from` is gone, or the folder
             is one of the run's own checkpoints because `model.source` is.
+        world: the processes that use it.
 
     Raises:
         ModelError: it cannot be loaded or used.
@@ -51,7 +56,11 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     lora, training, is_remote = config.model.lora, config.training, config.model.trust_remote_code
     is_adapter = lora is not None and not (folder / "config.json").exists()
     base = resolve_model(config.model.source, is_remote) if is_adapter else folder
-    model, tokenizer = load_model(base, pick_device(training.device), is_remote), load_tokenizer(base, is_remote)
+    tokenizer = load_tokenizer(base, is_remote)
+    if world.shards > 1:
+        model = open_spread(base, _load(base, is_remote, with_weights=False), world, config.model.dtype)
+    else:
+        model = load_model(base, pick_device(training.device), is_remote)
     require_vocabulary(model, tokenizer, base)
     if training.gradient_checkpointing:
         refuse_other_layers(model)
@@ -63,23 +72,30 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
         temperature=config.rollout.temperature,
         limits=BatchLimits(rollout_rows=training.rollout_rows, microbatch_tokens=training.microbatch_tokens),
         recomputed=training.gradient_checkpointing,
+        world=world,
     )
     if lora is not None:
         from grpo_core.policy.lora.adapted import with_adapter  # here: most runs need no PEFT, whose import takes a second
 
         policy = with_adapter(policy, lora, seed=training.seed, source=config.model.source)
-    policy = replace(policy, path=SamplingPath.fastest(model, config.model.dtype, may_pack=training.packed_weights))
+    with gathered(model):
+        path = SamplingPath.fastest(model, config.model.dtype, may_pack=training.packed_weights)
     place = folder if is_adapter else _start_of(config, folder, stored_initial)
     if place is not None:
-        weights = load_file(place) if place == stored_initial else policy.stored(place)
-        if lora is not None and place != stored_initial:
-            found = read_adapter(place).alpha_scale
-            if not math.isclose(found, lora.scale, rel_tol=1e-9):
-                raise ModelError(f"model.lora.alpha: the scale is {lora.scale:g} here, and {found:g} in {place}")
-        if (fault := policy.misfit(weights)) is not None:
-            raise ModelError(f"{place}: holds other weights than model.source and model.lora say: {fault}")
-        policy.load(weights)
-    return policy
+        _begin_with(policy, config, place, load_file(place) if place == stored_initial else policy.stored(place))
+    return replace(policy, path=path)
+
+
+def _begin_with(policy: Policy, config: RunConfig, place: Path, weights: Weights) -> None:
+    """Let a policy have the weights that were found in a place, an adapter's folder or a file of the run."""
+    lora = config.model.lora
+    if lora is not None and place.is_dir():
+        found = read_adapter(place).alpha_scale
+        if not math.isclose(found, lora.scale, rel_tol=1e-9):
+            raise ModelError(f"model.lora.alpha: the scale is {lora.scale:g} here, and {found:g} in {place}")
+    if (fault := policy.misfit(weights)) is not None:
+        raise ModelError(f"{place}: holds other weights than model.source and model.lora say: {fault}")
+    policy.load(weights)
 
 
 def _start_of(config: RunConfig, folder: Path, stored_initial: Path | None) -> Path | None:

@@ -21,7 +21,8 @@ from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.parallel.world import SOLO, World
+from grpo_core.parallel.sharded import gathered, is_spread, rows_of, run, settle
+from grpo_core.parallel.world import SOLO, World, local
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
@@ -29,13 +30,14 @@ from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.outline import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.spread import copy_model
 from grpo_core.policy.weights import (
     WEIGHTS_FILE,
     Weights,
     as_on_hub,
-    first_names,
     save_weights,
     squared_difference,
+    weights_of,
 )
 from grpo_core.types import Prompt
 
@@ -119,13 +121,15 @@ class Policy:
         """Yield what is trained."""
         yield from self.model.parameters()
 
-    def add_gradients(self) -> None:
-        """Add up the gradients that the processes have of the pieces that were theirs."""
+    def end_passes(self) -> None:
+        """Add up the gradients that the processes have of the pieces that were theirs, after the last `forward` of a step."""
+        settle(self.model)
         self.world.add_gradients(self.parameters())
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
-        copied = replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+        model = copy_model(self.model, self.world, self.dtype) if is_spread(self.model) else copy.deepcopy(self.model)
+        copied = replace(self, model=model.requires_grad_(False).eval())
         return copied if self.used_on is None else copied.offloaded()  # a copy is in ordinary memory
 
     def offloaded(self) -> "Policy":
@@ -136,13 +140,13 @@ class Policy:
 
     def weights(self) -> Weights:
         """Return what one policy differs from another in, in its memory: weights and buffers, each once, by its name."""
-        return first_names(self.model.state_dict())
+        return weights_of(self.model)
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
         """Take the values of `weights()`, in which `misfit` finds no fault."""
         for name, tensor in self.weights().items():
-            tensor.copy_(weights[name])
+            local(tensor).copy_(rows_of(tensor, weights[name]))
 
     def misfit(self, weights: Weights) -> str | None:
         """Return why `load` cannot take these weights; None where it can."""
@@ -161,16 +165,17 @@ class Policy:
         """
         for own, parameter in zip(self.model.parameters(), policy.model.parameters(), strict=True):
             if share == 1:
-                own.copy_(parameter)
+                local(own).copy_(local(parameter))
             else:
-                own.lerp_(parameter.to(own.device), share)
+                local(own).lerp_(local(parameter).to(own.device), share)
         return None
 
     @torch.no_grad()
     def distance(self, other: "Policy") -> float:
         """Return the Frobenius norm of the difference over all weights."""
         pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
-        return math.sqrt(sum(squared_difference(one, two) for one, two in pairs))
+        squares = sum(squared_difference(local(one), local(two)) for one, two in pairs)
+        return math.sqrt(sum(self.world.gather(squares)[: self.world.shards]))  # the first replica has each row once
 
     def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """Yield the weights of a model without adapters that computes the same, each once, by its name in transformers."""
@@ -188,11 +193,11 @@ class Policy:
         if weights.keys() >= dict(self.model.named_parameters()).keys():
             return weights
         # Experts whose names are those of the hub.
-        return first_names(type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict())
+        return weights_of(type(self.model).from_pretrained(folder, dtype=torch.float32))
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        with self.ready(), self._decoding() as decoding:
+        with self.ready(), gathered(self.model), self._decoding() as decoding:
             return sample_completions(self, decoding, prompts, settings, key)
 
     @contextlib.contextmanager
@@ -217,6 +222,16 @@ class Policy:
 
         Both are `ready`, the reference until the backward pass.
         """
+        logps, entropy, full_kl = self._through(reference, lambda: self._figures(completions, rows, reference))
+        return TokenFigures(logps=logps, entropy=entropy, full_kl=full_kl)
+
+    def _through(self, other: Optional["Policy"], compute: Callable[[], Found]) -> Found:
+        """Return what a function computes with both models, wherever their weights are."""
+        return run(self.model, compute if other is None else partial(run, other.model, compute))
+
+    def _figures(
+        self, completions: SampledCompletions, rows: Sequence[int], reference: Optional["Policy"]
+    ) -> tuple[Float[Tensor, "b T"], Float[Tensor, "b T"], Float[Tensor, "b T"] | None]:
         ids, mask = cut_rows(completions, rows)
         head, width = vocabulary_head(self.model), completions.completion_ids.shape[1]
         with compute_in(self.dtype, ids.device):
@@ -224,7 +239,7 @@ class Policy:
             at_once = self._at_once(len(hidden), 1 if reference is None else FULL_KL_COPIES)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             exact = None if reference is None else self._exact(hidden, completions, rows, reference)
-        return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
+        return scatter(logps, mask, width), scatter(entropy, mask, width), exact
 
     def _at_once(self, tokens: int, copies: int) -> int:
         """Return how many tokens are projected to the vocabulary at once, where each holds so many copies of its logits."""
@@ -258,9 +273,8 @@ class Policy:
 
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `limits.microbatch_tokens`, without gradient."""
-        return TokenFigures.join(
-            self._in_microbatches(completions, reference, lambda rows: self.forward(completions, rows, reference))
-        )
+        parts = self._in_microbatches(completions, reference, lambda rows: self._figures(completions, rows, reference))
+        return TokenFigures.join([TokenFigures(logps=logps, entropy=entropy, full_kl=kl) for logps, entropy, kl in parts])
 
     def divergences(self, completions: SampledCompletions, other: "Policy") -> TokenDivergences:
         """Return [B, T] how far it is from another policy at every completion token, given the tokens before; 0 elsewhere."""
@@ -285,7 +299,10 @@ class Policy:
         """Return what a function of some rows gives for each micro-batch, while both policies are ready."""
         pieces = microbatches(completions, range(completions.num_rows), self.limits.microbatch_tokens)
         with self.ready(), contextlib.nullcontext() if other is None else other.ready():
-            return self.world.deal(pieces, lambda rows, _: of_rows(rows))
+            found = self.world.deal(pieces, lambda rows, _: self._through(other, partial(of_rows, rows)))
+        for policy in (self, *([] if other is None else [other])):
+            settle(policy.model)
+        return found
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from safetensors.torch import save_file
-from torch import Tensor, split
+from torch import Tensor, nn, split
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_core.machine.disk import flush
+from grpo_core.parallel.sharded import full
 
 Weights = Mapping[str, Tensor]
 WEIGHTS_FILE = "model.safetensors"
@@ -37,16 +38,14 @@ def digest_of(weights: Weights) -> str:
     for name in sorted(weights):
         tensor = weights[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(full(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def first_names(weights: Weights) -> Weights:
-    """Return each tensor once, under its first name: tied weights are one tensor, and safetensors refuses to store it twice."""
-    names: dict[tuple[int, torch.Size], str] = {}
-    for name, tensor in weights.items():
-        names.setdefault((tensor.data_ptr(), tensor.shape), name)
-    return {name: weights[name] for name in names.values()}
+def weights_of(model: nn.Module) -> Weights:
+    """Return weights and buffers of a model in its memory, each under its first name: safetensors stores no tied one twice."""
+    names = dict([*model.named_parameters(), *model.named_buffers()])
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def as_on_hub(model: PreTrainedModel, weights: Weights) -> Weights:

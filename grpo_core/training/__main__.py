@@ -47,6 +47,7 @@ from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
 
 if TYPE_CHECKING:
+    from grpo_core.evaluation.runner import Evaluator
     from grpo_core.training.session import Session
 
 ENGINES = {"native": "grpo_core.training.loop", "trl": "grpo_core.backends.trl"}
@@ -131,20 +132,23 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         status = "stopped" if stopped else "finished"
         exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
+        journal.close()
         if evaluate and is_native:
-            from grpo_core.evaluation.runner import evaluate_trained
-
-            is_urgent = world.agreed(stop.is_urgent or None)
-
-            journal.close()
             evaluator = session.evaluator
             del session  # the memory of its optimizer is the evaluation's
-            for number in (signal.SIGTERM, signal.SIGINT):  # whoever asks for the end now ends the process at once
-                signal.signal(number, signal.SIG_DFL)
-            if not is_urgent:
-                exit_with_lifeline()
-                evaluate_trained(run_dir, evaluator, state.step)
+            _evaluate(run_dir, evaluator, state.step, stop)
     return exit_code if stopped else 0
+
+
+def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest) -> None:
+    """Evaluate the last policy, unless an end was asked for; whoever asks now ends the process at once."""
+    from grpo_core.evaluation.runner import evaluate_trained
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if not evaluator.policy.world.agreed(stop.is_urgent or None):
+        exit_with_lifeline()
+        evaluate_trained(run_dir, evaluator, step)
 
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:

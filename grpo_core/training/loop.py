@@ -41,7 +41,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     settings = session.config.training
     stopped = session.world.agreed(session.stop.reason())
-    if session.world.is_first and not is_over(settings, state):
+    if not is_over(settings, state):
         session.writer.prepare(session.trainable)
     while not is_over(settings, state) and stopped is None:
         session.policy.limits.set(**session.batch_limits.after(state.step))

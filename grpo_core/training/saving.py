@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_core.machine.hardware import available_memory
-from grpo_core.policy.checkpoint import InUse, Trainable, save_checkpoint, store_initial
+from grpo_core.parallel.sharded import is_spread
+from grpo_core.policy.checkpoint import InUse, Trainable, copied, save_checkpoint, store_initial
 from grpo_core.policy.saved import JournalMark, TrainingState
 
 SPARE = 2.0
@@ -22,10 +23,11 @@ LARGE_BYTES = 500_000_000
 class CheckpointWriter:
     """Writes the checkpoints of one training."""
 
-    def __init__(self, folder: Path, keep: int, *, in_use: InUse = dict) -> None:
+    def __init__(self, folder: Path, keep: int, *, in_use: InUse = dict, writes: bool = True) -> None:
         """Write into `folder`, where the `keep` newest stay.
 
-        `in_use` returns the checkpoints that stay as well: those with which another run begins.
+        `in_use` returns the checkpoints that stay as well: those with which another run begins. Of several processes the first
+        writes; the others call the same methods, as weights may be spread over all of them.
         """
         self.newest_step = 0
         """Step of the newest checkpoint; it may still be under way."""
@@ -34,11 +36,14 @@ class CheckpointWriter:
         self._under_way: Future[None] | None = None
         self._is_large = False
         self._initial: Future[str] | None = None
+        self._writes = writes
 
     def prepare(self, trainable: Trainable) -> Future[str]:
         """Begin to store the initial policy, once; whoever waits for the first checkpoint learns if it did not fit."""
         if self._initial is None:
-            self._initial = self._thread.submit(store_initial, self._folder, trainable.reference.initial.weights())
+            weights = trainable.reference.initial.weights()
+            held = copied(weights) if is_spread(trainable.policy.model) else weights
+            self._initial = self._thread.submit(store_initial, self._folder, held) if self._writes else Future()
         return self._initial
 
     def begin(self, trainable: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
@@ -53,13 +58,15 @@ class CheckpointWriter:
         initial, contents = self.prepare(trainable), trainable.contents()
         size = contents.copied_bytes()
         has_room = available_memory() > SPARE * size
-        held = contents.copied() if has_room else contents
+        held = contents.copied() if has_room or is_spread(trainable.policy.model) else contents
+        self.newest_step = state.step
+        if not self._writes:
+            return
 
         def write() -> None:
             digest, keep, in_use = initial.result(), self._keep, self._in_use
             then(save_checkpoint(self._folder, held, digest, state, keep=keep, mark=mark, in_use=in_use).name)
 
-        self.newest_step = state.step
         self._under_way, self._is_large = self._thread.submit(write), size >= LARGE_BYTES
         if not has_room:
             self.finish()

@@ -1,6 +1,6 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -12,11 +12,11 @@ from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.parallel.world import SOLO, World
-from grpo_core.policy.checkpoint import Trainable, load_checkpoint, set_aside
+from grpo_core.policy.checkpoint import Trainable, restore, set_aside, verify_checkpoint
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, list_checkpoints, stored_initial
+from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, step_of, stored_initial
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.cleaning import used_checkpoints
@@ -93,9 +93,6 @@ class Session:
         """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
         if state.step <= self.writer.newest_step:
             return
-        if not self.world.is_first:
-            self.writer.newest_step = state.step
-            return
         self.writer.finish()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
 
@@ -113,9 +110,8 @@ class Session:
         Raises:
             ModelError: there are checkpoints, and all of them are damaged.
         """
-        state = self.world.on_first(self._load_newest)
-        if state.step and not self.world.is_first:
-            load_checkpoint(self.run_dir.checkpoints / checkpoint_name(state.step), self.trainable)
+        checkpoint = self.world.on_first(self._newest_checkpoint)
+        state = FRESH if checkpoint is None else restore(checkpoint, self.trainable)
         records = read_records(self.run_dir.journal_file)
         for record in supersede(records):
             if record.step <= state.step:
@@ -127,21 +123,22 @@ class Session:
         self.writer.newest_step = state.step
         return state
 
-    def _load_newest(self) -> TrainingState:
-        state, damaged = FRESH, dict[Path, str]()
+    def _newest_checkpoint(self) -> Path | None:
+        damaged = dict[Path, str]()
         for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
             try:
-                state = load_checkpoint(checkpoint, self.trainable)
-                break
+                verify_checkpoint(checkpoint)
             except ModelError as error:
                 damaged[checkpoint] = str(error)
-        if damaged and state is FRESH:
+                continue
+            for path, text in damaged.items():
+                # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
+                alert = f"{text}; kept as {set_aside(path).name}, resuming from {checkpoint.name}"
+                self.journal.append("alert", step_of(checkpoint), {"text": alert})
+            return checkpoint
+        if damaged:
             raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
-        for path, text in damaged.items():
-            # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
-            alert = f"{text}; kept as {set_aside(path).name}, resuming from {checkpoint_name(state.step)}"
-            self.journal.append("alert", state.step, {"text": alert})
-        return state
+        return None
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: World = SOLO) -> Session:
@@ -156,7 +153,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
     rewards, verdicts = open_rewards(config, run_dir)
     if world.is_first:
         start_workers(rewards)
-    policy = replace(open_policy(model, config, stored_initial(run_dir.checkpoints)), world=world)
+    policy = open_policy(model, config, stored_initial(run_dir.checkpoints), world)
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
@@ -182,6 +179,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
             run_dir.checkpoints,
             config.training.keep_checkpoints,
             in_use=lambda: used_checkpoints(run_dir),
+            writes=world.is_first,
         ),
         evaluator=evaluator,
         probe=ProbeSet(evaluator=evaluator, reference=reference, prompts=probed),

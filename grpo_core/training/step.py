@@ -33,12 +33,11 @@ def collect_rollouts(session: Session, prompts: tuple[Prompt, ...], step: int, c
         sampled = session.sampler.sample(prompts, SamplingSettings.of(config.rollout), key)
     texts = session.policy.decode(sampled)
     with clock("reward"):
-        repeated = [prompt for prompt in prompts for _ in range(size)]
-        scores = session.world.on_first(lambda: score(session.rewards, repeated, texts, session.verdicts))
+        of_rows = [prompt for prompt in prompts for _ in range(size)]
+        scores = session.world.on_first(lambda: score(session.rewards, of_rows, texts, session.verdicts))
     rewards, by_function = as_tensors(scores)
-    mask = sampled.completion_mask
+    mask, buffer = sampled.completion_mask, config.filtering.overlong_buffer_tokens
     truncated = ~(is_eos(sampled.completion_ids, session.policy.eos_token_ids) & mask).any(dim=1)
-    buffer = config.filtering.overlong_buffer_tokens
     penalty = overlong_penalty(sampled.lengths().cpu(), config.rollout.max_completion_tokens, buffer)
     shaping = config.advantage
     shaped = shape_rewards(

@@ -180,7 +180,7 @@ class Updater:
                 pieces = microbatches(rollouts, some, policy.limits.microbatch_tokens)
                 done += policy.world.deal(pieces, partial(run, has_gradient=has_gradient))
         terms, passes = [share for share, _ in done], [figures for _, figures in done]
-        policy.add_gradients()
+        policy.end_passes()
         lr = self.trainable.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)

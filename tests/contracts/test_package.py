@@ -28,7 +28,6 @@ build.ensure_finalized()
 print(json.dumps([output.removeprefix(build.build_lib + "/") for output in build.get_outputs(include_bytecode=False)]))
 """
 UNSEEN = {
-    "accelerate": "several processes will need it",
     "flask-wtf": "MLflow's logins need it",
     "fastapi": "a bound of Prefect's own server",
     "gguf": "transformers reads the bundled model with it",
