@@ -21,6 +21,8 @@ from grpo_core.run.folder import RunDir
 ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
 """After which ranks that have not ended are killed."""
+TRAIN = "tests.support.ranks:train"
+"""Be a rank of a training, in `RankServer.run`."""
 PRELOADED = ("grpo_core.training.loop", "grpo_core.training.session", "torch.distributed.fsdp")
 
 
@@ -56,7 +58,7 @@ class RankServer:
         codes: list[int] = json.loads(self._process.stdout.readline())
         return codes
 
-    def train(self, run_dir: RunDir, processes: int, entry: str = "tests.support.ranks:train") -> None:
+    def train(self, run_dir: RunDir, processes: int, entry: str = TRAIN) -> None:
         """Train a RUN_DIR to its end.
 
         Raises:
