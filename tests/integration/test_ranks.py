@@ -66,7 +66,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         "rollout.num_prompts_per_step": 3,
     },
 }
-ENTRIES = {"server": "tests.support.vllm_stand_in:train"}
+ENTRIES = {
+    "server": "tests.support.vllm_stand_in:train",
+    "spread over one": "tests.support.ranks:train_alone_with_spread_weights",
+}
 LAYOUTS = ((2, 1), (4, 1), (2, 2), (4, 4), (4, 2))
 """(processes, shards)."""
 
@@ -124,6 +127,10 @@ def test_several_processes_compute_what_one_does(runs: Runs, variant: str, proce
     if variant == "adapter" and shards > 1:
         pytest.skip("refused: each process has the base of an adapter whole")
     agree(runs.trained(variant), runs.trained(variant, processes, shards))
+
+
+def test_one_process_computes_the_same_bits_with_spread_weights(runs: Runs) -> None:
+    repeats(runs.trained("average"), runs.trained("spread over one"))
 
 
 def test_in_the_variants_happens_what_they_are_about(runs: Runs) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,6 +79,23 @@ def train(run_dir: str) -> int:
     from grpo_core.training.__main__ import main
 
     return main([run_dir])
+
+
+def train_alone_with_spread_weights(run_dir: str) -> int:
+    """Be a training of one process whose weights are spread nonetheless, over itself."""
+    from grpo_core.policy.spread import open_spread
+    from grpo_core.training import session
+
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": _free_port()}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}})
+    whole = session.open_policy
+
+    def open_policy(folder: Path, config: Any, stored: Path | None, world: Any) -> Any:
+        policy = whole(folder, config, stored, world)
+        return replace(policy, model=open_spread(folder, policy.model, world, config.model.dtype))
+
+    session.open_policy = open_policy  # type: ignore[assignment]
+    return train(run_dir)
 
 
 def _free_port() -> int:

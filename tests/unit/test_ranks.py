@@ -15,7 +15,7 @@ from grpo_core.parallel.world import SOLO, World, joined
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from tests.conftest import build_values
-from tests.support.agreement import agree, agree_at_first, figures_apart
+from tests.support.agreement import agree, agree_at_first
 from tests.support.ranks import RankServer
 
 PROCESSES = 3
@@ -196,6 +196,5 @@ def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(trainings: T
 def test_weights_that_are_spread_give_the_first_figures_of_one_process(trainings: Trainings) -> None:
     one, two = trainings.of(IN_BFLOAT16), trainings.of(IN_BFLOAT16, 2, 2)
     agree_at_first(one, two)
-    print(figures_apart(one, two))
     norms = [read_journal(run.journal_file)[1].metrics["optim/grad_norm"] for run in (one, two)]
     assert norms[0] == pytest.approx(norms[1], rel=5e-3)
