@@ -37,6 +37,7 @@ BASE = {
     "evaluation.every_steps": 2,
     "evaluation.num_prompts": 20,
 }
+OF_TINY_MODEL = {"model.source": "untied", "rollout.max_prompt_tokens": 80, "training.microbatch_tokens": 400}
 VARIANTS: dict[str, dict[str, Any]] = {
     "average": {},
     "exact KL, two epochs of two minibatches": {
@@ -49,11 +50,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gradient checkpointing": {"training.gradient_checkpointing": True},
     "fewer prompts than processes": {"rollout.num_prompts_per_step": 2},
     "adapter": {"model.lora.rank": 4},
-    "untied head": {
-        "model.source": "untied",
-        "rollout.max_prompt_tokens": 80,
-        "training.microbatch_tokens": 400,
-        "rewards": [{"fn": "length", "args": {"max_characters": 4}}],
+    "untied head": {**OF_TINY_MODEL, "rewards": [{"fn": "length", "args": {"max_characters": 4}}]},
+    "scripted": {
+        **OF_TINY_MODEL,
+        "rewards": [{"fn": "tests.golden.trajectory:letters"}],
+        "data.chat_template": True,
+        "rollout.max_prompt_tokens": 128,
+        "rollout.max_completion_tokens": 8,
     },
 }
 OTHERS: dict[str, dict[str, Any]] = {
@@ -68,6 +71,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 ENTRIES = {
     "server": "tests.support.vllm_stand_in:train",
+    "scripted": "tests.support.ranks:train_scripted",
     "spread over one": "tests.support.ranks:train_alone_with_spread_weights",
 }
 LAYOUTS = ((2, 1), (4, 1), (2, 2), (4, 4), (4, 2))
@@ -80,10 +84,13 @@ class Runs:
 
     server: RankServer
     folder: Path
+    untied: Path
     done: dict[str, RunDir] = field(default_factory=dict)
 
     def create(self, name: str, **changes: Any) -> RunDir:
         """Return a new run."""
+        if changes.get("model.source") == "untied":
+            changes["model.source"] = str(self.untied)
         config = load_config("sums_tiny_cpu", {**BASE, **changes})
         run = RunDir(self.folder / name)
         run.create(config)
@@ -104,9 +111,8 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, untied: Path) -> Iterator[Runs]:
     """What trains, and has trained."""
-    VARIANTS["untied head"]["model.source"] = str(untied)
     with RankServer() as server:
-        yield Runs(server, tmp_path_factory.mktemp("ranks"))
+        yield Runs(server, tmp_path_factory.mktemp("ranks"), untied)
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,17 @@ def train_alone_with_spread_weights(run_dir: str) -> int:
     return train(run_dir)
 
 
+def train_scripted(run_dir: str) -> int:
+    """Be a rank of a training whose completions follow a script."""
+    from grpo_core.training import session
+    from tests.golden.trajectory import END, script
+    from tests.support.scripted import ScriptedSampler
+
+    opened = session.open_session
+    session.open_session = lambda *arguments: replace(opened(*arguments), sampler=ScriptedSampler(script, [END]))
+    return train(run_dir)
+
+
 def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
