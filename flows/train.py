@@ -76,6 +76,8 @@ def resume(
     repair: Repair | None = None,
     microbatch_tokens: PositiveInt | None = None,
     rollout_rows: PositiveInt | None = None,
+    processes: PositiveInt | None = None,
+    shards: PositiveInt | None = None,
 ) -> RunSummary:
     """Resume a run that was interrupted from its newest checkpoint, as if it had never stopped.
 
@@ -88,8 +90,10 @@ def resume(
             whole part reaches.
         microbatch_tokens: A smaller `training.microbatch_tokens`, where the run was out of memory.
         rollout_rows: A smaller `training.rollout_rows`, where the run was out of memory.
+        processes: Another `training.processes`, on more or fewer GPUs.
+        shards: Another `training.shards`, over how many of them the weights are spread; left out, as before.
     """
-    sizes = {"microbatch_tokens": microbatch_tokens, "rollout_rows": rollout_rows}
+    sizes = {"microbatch_tokens": microbatch_tokens, "rollout_rows": rollout_rows, "processes": processes, "shards": shards}
     return run_training(reopen_run(Path(run_dir), repair, {key: value for key, value in sizes.items() if value is not None}))
 
 

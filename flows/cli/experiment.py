@@ -156,7 +156,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     """
     from grpo_core.rewards.base import reward_notes
     from grpo_core.run.child import import_folders
-    from grpo_core.run.memory import slow_dtype_warnings
+    from grpo_core.run.fit import slow_dtype_warnings
     from grpo_core.run.preflight import check_elsewhere, check_start
 
     resolved = load_config(config, parse_overrides(overrides or []))
@@ -204,3 +204,5 @@ def _show_derived(config: RunConfig, found: "Preflight") -> None:
     echo(f"memory of tensors: {found.fit or NOT_KNOWN}")
     if found.fit is not None:
         echo(f"  states = {found.fit.states_formula}; docs/memory.md has the other formulas")
+        if found.fit.snapshot:
+            echo(f"  {found.fit.saving}")

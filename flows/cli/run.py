@@ -22,7 +22,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.process import gc_paused
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
-from grpo_core.run.folder import RunDir, sizes_to_lower
+from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -109,7 +109,7 @@ def train(
         Path | None,
         typer.Option(
             help="Resume the interrupted run in this folder. training.microbatch_tokens and training.rollout_rows may be "
-            "lowered, where it was out of memory; nothing else is given then."
+            "lowered, where it was out of memory, and training.processes and training.shards set; nothing else is given then."
         ),
     ] = None,
     repair: Annotated[
@@ -155,14 +155,25 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     sizes = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if value not in sizes]:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
-    lowered = sizes_to_lower(parse_overrides(sizes))
+    changed = passes_to_change(parse_overrides(sizes))
     RunDir(run_dir).read_config()
     with working_in(run_dir):
         use_stack()
         with gc_paused():
             from flows.train import resume
 
-        _show(resume(run_dir=str(run_dir), repair=repair, **lowered))
+        _show(resume(run_dir=str(run_dir), repair=repair, **changed))
+
+
+def join(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
+) -> None:
+    """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
+    from grpo_core.training.joining import join as become_launcher
+
+    echo(f"{'folder':10}{run_dir}")
+    become_launcher(RunDir(run_dir))
+    echo("the run is finished")
 
 
 def evaluate(
@@ -276,9 +287,11 @@ def sweep(
 
 def _require_runs(plan: Plan) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
+    from grpo_core.run.places import require_places
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":
+        require_places(plan.configs)
         kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
         for config in kinds.values():
             require_start(config, import_folders(config, plan.sweep.base))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from grpo_core.config.names import MADE_ROWS, is_import_path
@@ -218,13 +218,25 @@ STATISTICS = Repeatability(
     "carry the server's rounding into the loss",
     is_exact=False,
 )
+OTHER_PROCESSES = Repeatability(what="up to rounding, since others compute it (training.processes, training.shards)")
+"""Of steps that another number of processes computes once more, or with other shards."""
 
 
-def repeatability(config: RunConfig) -> Repeatability:
-    """Return how far a run with this configuration repeats."""
-    if config.rollout.engine == "embedded":
-        return BITWISE
-    return SAME_TOKENS if config.model.dtype == "float32" and sampler_treatment(config) == "none" else STATISTICS
+def repeatability(config: RunConfig, computed_by: Collection[tuple[int, int]] = ()) -> Repeatability:
+    """Return how far a run with this configuration repeats.
+
+    Args:
+        config: of the run.
+        computed_by: (processes, shards) of each session of it and of its repetition, where they are known.
+    """
+    found = BITWISE
+    if config.rollout.engine != "embedded":
+        found = SAME_TOKENS if config.model.dtype == "float32" and sampler_treatment(config) == "none" else STATISTICS
+    if found.is_exact and len(set(computed_by)) > 1:
+        return replace(OTHER_PROCESSES, unlike=found.unlike)
+    if config.training.processes == 1 or not found.is_exact:
+        return found
+    return replace(found, what=f"{found.what}; with other training.processes or training.shards up to rounding")
 
 
 @dataclass(frozen=True, kw_only=True)

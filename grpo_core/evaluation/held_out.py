@@ -58,6 +58,7 @@ ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
 """Of `rollout`: those by which an evaluation samples."""
 EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
 TRAINING_KEYS = {"seed", "device", "deterministic", "rollout_rows", "packed_weights"}
+"""Of `training`; the initial policy is evaluated by one process, however many train it."""
 PATIENCE = 6 * 3600.0
 """For another run's evaluation, which may be long; whoever waits for it can be cancelled."""
 KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"

@@ -46,6 +46,11 @@ def kernel_variables() -> dict[str, str]:
     return {**needed_variables(), **{name: os.environ[name] for name in VARIABLES if name in os.environ}}
 
 
+def nccl_variables() -> dict[str, str]:
+    """Return the environment variables that NCCL reads: they choose how several GPUs add up, and with it the order of sums."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+
+
 def avoid_broken_kernels() -> None:
     """Set `needed_variables` for this process, unless the user has set them; call it before torch computes anything."""
     for name, value in needed_variables().items():

@@ -32,7 +32,7 @@ def pick_device(wanted: str) -> torch.device:
     """Return the device of `training.device`; `auto` is cuda where there is one.
 
     A run's device is decided here and nowhere else; afterwards its policy says which it is (`Policy.device`). What will be
-    decided is known without torch to `run.memory.will_use_gpu`.
+    decided is known without torch to `run.fit.will_use_gpu`.
 
     Raises:
         ConfigError: cuda is wanted and there is none.

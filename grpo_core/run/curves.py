@@ -219,7 +219,7 @@ class Run:
         dir: where each of its files lies.
         config: the resolved configuration.
         records: the history of the run, record by record.
-        notes: what a reader of its figures should know: it was resumed with smaller passes, or the journal was repaired.
+        notes: what a reader of its figures should know: it was resumed with other passes, or the journal was repaired.
         state: `not started`, `running`, `finished`, `stopped`, `failed` or `died`.
         reason: why it stopped or failed, if it did.
 

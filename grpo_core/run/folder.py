@@ -10,8 +10,9 @@ checkpoints/                step_NNNNNN folders
 eval/  report/              results of evaluations; figures and the report
 original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
 source/                     of an evaluation: what was downloaded of the run that made the policy
-passes.json                 how much a run that was resumed with less computes at once
+passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
 process.json  train.log     process id of the training process while it runs; its output
+ranks/                      why processes of a training that has several have failed
 STOP                        asks the training to finish the step, checkpoint and end; its text says why
 .grpo-folder  lock  flow_run  tracking.json      those of every flow's folder (`flow_folder.py`)
 """
@@ -19,13 +20,14 @@ STOP                        asks the training to finish the step, checkpoint and
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.config import Origin, RunConfig, validate_config
+from grpo_core.config import Origin, RunConfig, apply_overrides, validate_config
+from grpo_core.config.derived import weight_shards
 from grpo_core.errors import ConfigError, JournalError, raised_as, shown
 from grpo_core.machine.disk import FILE_MODE, append_json, build, read_json, read_lines, remove, write_json, write_whole
 from grpo_core.run.flow_folder import FlowDir, Kind, Place
@@ -49,6 +51,7 @@ class RunDir(FlowDir):
     passes_file = Place("passes.json")
     process_file = Place("process.json")
     stop_file = Place("STOP")
+    ranks = Place("ranks")
     data = Place("data")
     completions = Place("completions")
     probe = Place("probe")
@@ -104,7 +107,7 @@ class RunDir(FlowDir):
         """
         self.require_ours()
         self.refuse_second_run()
-        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source)
+        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
         for place in (*folders, *settings, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
             remove(place)
@@ -190,21 +193,29 @@ PASSES_FIELD = "passes"
 """Of a `start` or `resume` record."""
 FIELDS = ("microbatch_tokens", "rollout_rows")
 """Of `training`: what a resume may lower."""
+PROCESS_FIELDS = ("processes", "shards")
+"""Of `training`: what a resume may raise as well."""
+Processes = tuple[int, int]
+"""Processes that computed steps together, and over how many of them the weights were spread."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much each step of a run computes at once: as its configuration says, and less from the step on that a resume lowers.
+    """How much each step of a run computes at once, and in how many processes: as its configuration says, or a later resume.
 
-    These sizes decide memory and speed, and results in their last digits alone. So they are the only settings that a run may
-    change once it has begun, and only downwards: a run that was out of memory continues on the same device. The wish is in
-    `passes.json`; the `start` and `resume` records hold the sizes that are in force from their step on. A reproduction lowers
-    them after the same steps as the run that it repeats.
+    These settings decide memory and speed, and results in their last digits alone. So they are the only ones that a run may
+    change once it has begun: a run that was out of memory continues on the same device with smaller passes, or on more of them.
+    The wish is in `passes.json`; the `start` and `resume` records hold what is in force from their step on. A reproduction
+    lowers sizes after the same steps as the run that it repeats; its processes are the same from its first step to its last.
 
     `changes` are (step after which they hold, {field: size}), the first of the configuration; the smallest of each counts.
+    `processes` are {field: number} of a resume that has set them, and `computed_by` the processes of each session so far, then
+    those of the next.
     """
 
     changes: tuple[tuple[int, Mapping[str, int]], ...]
+    processes: Mapping[str, int]
+    computed_by: tuple[Processes, ...]
 
     def after(self, step: float = math.inf) -> dict[str, int]:
         """Return {field: size} of the step that follows `step`, and of an evaluation after it."""
@@ -213,8 +224,18 @@ class BatchLimits:
         }
 
     def applied(self, config: RunConfig, step: float = math.inf) -> RunConfig:
-        """Return a configuration with the sizes of the step that follows `step`."""
-        return config.model_copy(update={"training": config.training.model_copy(update=self.after(step))})
+        """Return a configuration with the sizes of the step that follows `step`, and the processes of the next session."""
+        return config.model_copy(update={"training": config.training.model_copy(update={**self.after(step), **self.processes})})
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether some steps were computed in larger passes than the next ones."""
+        return self.after() != self.changes[0][1]
+
+    @property
+    def has_other_processes(self) -> bool:
+        """Whether some steps were computed by other processes than others were, or the next ones will be."""
+        return len(set(self.computed_by)) > 1
 
 
 def batch_limits(run_dir: RunDir) -> BatchLimits:
@@ -223,64 +244,87 @@ def batch_limits(run_dir: RunDir) -> BatchLimits:
     Raises:
         JournalError: a journal is damaged.
     """
-    training = run_dir.read_config().training
-    changes: list[tuple[int, dict[str, int]]] = [(0, {field: getattr(training, field) for field in FIELDS})]
-    for file in (run_dir.journal_file, RunDir(run_dir.original).journal_file):
-        changes += _recorded(read_journal(file) if file.exists() else ())
-    if run_dir.passes_file.exists():
-        changes.append((0, read_json(run_dir.passes_file)))
-    return BatchLimits(tuple(changes))
+    config = run_dir.read_config()
+    changes: list[tuple[int, dict[str, int]]] = [(0, {field: getattr(config.training, field) for field in FIELDS})]
+    own, originals = (
+        read_journal(file) if file.exists() else [] for file in (run_dir.journal_file, RunDir(run_dir.original).journal_file)
+    )
+    changes += [*_recorded(own), *_recorded(originals)]
+    wish: dict[str, int] = read_json(run_dir.passes_file) if run_dir.passes_file.exists() else {}
+    changes.append((0, wish))
+    processes = {field: wish[field] for field in PROCESS_FIELDS if field in wish}
+    limits = BatchLimits(tuple(changes), processes, ())
+    next_ones = limits.applied(config)
+    return replace(limits, computed_by=(*computed_by(own), (next_ones.training.processes, weight_shards(next_ones))))
+
+
+def computed_by(records: Iterable[Record]) -> list[Processes]:
+    """Return the processes of each session that a journal tells of."""
+    return [(sizes["processes"], sizes["shards"]) for _, sizes in _recorded(records)]
 
 
 def _recorded(records: Iterable[Record]) -> list[tuple[int, dict[str, int]]]:
-    return [(record.step, record.data[PASSES_FIELD]) for record in records if PASSES_FIELD in record.data]
-
-
-def lowered_notes(records: Iterable[Record]) -> list[str]:
-    """Return a line for each resume that lowered a size."""
+    """Return (step, {field: number}) of each session; the record of one process says nothing of processes."""
     return [
-        f"passes: resumed after step {step} with "
-        + ", ".join(f"training.{field} {size} (was {before.get(field)})" for field, size in now.items())
-        for (_, before), (step, now) in pairwise(_recorded(records))
-        if now != before
+        (record.step, {**record.data[PASSES_FIELD], **{field: record.data.get(field, 1) for field in PROCESS_FIELDS}})
+        for record in records
+        if PASSES_FIELD in record.data
     ]
 
 
-def lower_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
-    """Let a run be resumed with smaller sizes; return a line for each that is changed.
+def changed_notes(records: Iterable[Record]) -> list[str]:
+    """Return a line for each resume with other passes or processes."""
+    return [
+        f"passes: resumed after step {step} with "
+        + ", ".join(f"training.{field} {size} (was {was[field]})" for field, size in now.items() if size != was.get(field))
+        for (_, was), (step, now) in pairwise(_recorded(records))
+        if now != was
+    ]
+
+
+def change_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
+    """Let a run be resumed with smaller passes, or by other processes; return a line for each setting that is changed.
 
     Args:
         run_dir: of the run, which nobody works on.
-        wanted: {field: size}; the others stay.
+        wanted: {field: number}; the others stay.
 
     Raises:
-        ConfigError: a value is larger than what is in force, or the engine has no such setting.
+        ConfigError: a size is larger than what is in force, a configuration could not have such processes, or the engine has
+            no such setting.
         JournalError: as `batch_limits`.
     """
-    engine, before = run_dir.read_config().training.engine, batch_limits(run_dir).after()
+    config, limits = run_dir.read_config(), batch_limits(run_dir)
+    in_force = limits.applied(config)
+    before = {**limits.after(), "processes": in_force.training.processes, "shards": weight_shards(in_force)}
     for field, value in wanted.items():
-        if engine != "native":
-            raise ConfigError(f"training.{field}: training.engine {engine} cannot be resumed with another value")
-        if value > before[field]:
+        if config.training.engine != "native":
+            raise ConfigError(
+                f"training.{field}: training.engine {config.training.engine} cannot be resumed with another value"
+            )
+        if field in FIELDS and value > before[field]:
             raise ConfigError(
                 f"training.{field}: {value} is more than the {before[field]} of this run; a resume may only lower it"
             )
     if wanted:
-        write_json(run_dir.passes_file, {**before, **wanted})
+        validate_config(apply_overrides(in_force.model_dump(mode="json"), {f"training.{key}": wanted[key] for key in wanted}))
+        write_json(run_dir.passes_file, {**limits.after(), **limits.processes, **wanted})
     return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
 
 
-def sizes_to_lower(values: Mapping[str, Any]) -> dict[str, int]:
+def passes_to_change(values: Mapping[str, Any]) -> dict[str, int]:
     """Return what a resume is to change, by field, of overrides.
 
     Raises:
         ConfigError: a key may not change, or a value is no whole number above 0.
     """
-    keys = {f"training.{name}": name for name in FIELDS}
+    keys = {f"training.{name}": name for name in (*FIELDS, *PROCESS_FIELDS)}
     for key, value in values.items():
         if key not in keys:
-            may = f"a resume may lower {' and '.join(keys)} alone"
-            raise ConfigError(f"{key}: a run keeps the configuration with which it began; {may}")
+            lowered, others = (" and ".join(f"training.{name}" for name in names) for names in (FIELDS, PROCESS_FIELDS))
+            raise ConfigError(
+                f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}"
+            )
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")
     return {keys[key]: size for key, size in values.items()}

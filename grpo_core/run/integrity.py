@@ -17,7 +17,7 @@ from grpo_core.errors import ConfigError, JournalError, ModelError, shown
 from grpo_core.machine.disk import read_json, remove, write_whole
 from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import ASIDE, list_checkpoints, read_mark
-from grpo_core.run.folder import RunDir, lowered_notes
+from grpo_core.run.folder import RunDir, changed_notes
 from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, supersede
 
 
@@ -42,9 +42,9 @@ class CheckedJournal:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know about it: resumed with smaller passes, or repaired."""
+        """What a reader of the figures should know about it: resumed with other passes, or repaired."""
         repairs = (record.data["text"] for record in self.records if record.kind == "alert" and "repaired" in record.data)
-        return (*lowered_notes(self.records), *repairs)
+        return (*changed_notes(self.records), *repairs)
 
 
 def find_intact(run_dir: RunDir) -> CheckedJournal:

@@ -16,7 +16,7 @@ from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError, listed
 from grpo_core.machine.disk import read_json, write_json
 from grpo_core.machine.gpus import gpus
-from grpo_core.machine.hardware import core_count, kernel_variables, processor
+from grpo_core.machine.hardware import core_count, kernel_variables, nccl_variables, processor
 from grpo_core.policy.lora.facts import START
 from grpo_core.policy.saved import list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model, weights_digest
@@ -171,7 +171,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         "driver": driver,
         "cuda": cuda,
         "cudnn": cudnn,
-        "environment": kernel_variables(),
+        "environment": kernel_variables() | (nccl_variables() if config["training"].get("processes", 1) > 1 else {}),
         "config_digest": _digest(json.dumps({key: of for key, of in config.items() if key != "tracking"}, sort_keys=True)),
         "data_digest": data_digest,
         **weights,

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from grpo_core.config import RunConfig, changes_between
-from grpo_core.config.derived import BITWISE, Repeatability, repeatability
+from grpo_core.config.derived import BITWISE, OTHER_PROCESSES, Repeatability, repeatability
 from grpo_core.data.prepare import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import durable, durable_folder, read_json
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.policy.sources.find import weights_digest
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, computed_by
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Kind, Record
 
@@ -24,7 +24,7 @@ Tolerance = tuple[float, float]
 """How far two figures may lie apart and count as the same, relatively and absolutely: the larger of both bounds."""
 EXACT: Tolerance = (0.0, 0.0)
 IN_OTHER_PASSES: Tolerance = (1e-4, 1e-6)
-"""Of the same step, computed in passes of another size, so that sums are taken in another order. Near 0 all may be rounding."""
+"""Of the same step in other passes or processes, so that sums are taken in another order. Near 0 all may be rounding."""
 STATISTICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "completion/tokens/mean")
 """Figures whose means over the steps are compared where tokens differ."""
 Identity = tuple[Kind, int, str]
@@ -76,17 +76,18 @@ class JournalComparison:
     """What a run shares with the one that it repeats: steps that both hold, figures that were compared in all.
 
     `differences` are in the order of the journal, so that the first is the cause of the others or the nearest to it; `missing`
-    are steps, syncs and evaluations of the earlier run that the later does not hold.
+    are steps, syncs and evaluations of the earlier run that the later does not hold. `tolerance`: how far figures may differ.
     """
 
     steps: int
     figures: int
     differences: tuple[FigureDifference, ...]
     missing: tuple[Identity, ...]
+    tolerance: Tolerance = EXACT
 
     @property
     def is_identical(self) -> bool:
-        """Whether every figure of every step was repeated."""
+        """Whether every figure of every step was repeated, within the tolerance."""
         return not self.differences and not self.missing
 
 
@@ -117,21 +118,25 @@ def differences(
     ]
 
 
-def compare_journals(before: Sequence[Record], now: Sequence[Record], unlike: Collection[str] = ()) -> JournalComparison:
+def compare_journals(
+    before: Sequence[Record], now: Sequence[Record], unlike: Collection[str] = (), tolerance: Tolerance = EXACT
+) -> JournalComparison:
     """Compare two histories record by record.
 
     Args:
         before: of the run that is repeated, as `read_journal` gives it.
         now: of the repetition.
         unlike: figures that need not be the same.
+        tolerance: how far the others may lie apart.
     """
     shared = shared_records(before, now)
     held = {identity(old) for old, _ in shared}
     return JournalComparison(
         steps=sum(old.kind == "step" for old, _ in shared),
         figures=sum(len(figures(old).keys() - set(unlike)) for old, _ in shared),
-        differences=tuple(difference for old, new in shared for difference in differences(old, new, unlike)),
+        differences=tuple(difference for old, new in shared for difference in differences(old, new, unlike, tolerance)),
         missing=tuple(key for key in _by_identity(before) if key not in held),
+        tolerance=tolerance,
     )
 
 
@@ -184,8 +189,8 @@ class Reproduction:
 
     @property
     def is_identical(self) -> bool | None:
-        """Whether all that could be compared is the same; None where it is not and nobody promised it."""
-        is_identical = self.journal.is_identical and self.same_weights is not False
+        """Whether all that could be compared is the same, or as near as was promised; None where nobody promised that it is."""
+        is_identical = self.journal.is_identical and (self.same_weights is not False or self.journal.tolerance != EXACT)
         return is_identical if is_identical or self.promise.is_exact or self.journal.missing else None
 
     def facts(self) -> list[str]:
@@ -202,7 +207,8 @@ class Reproduction:
         journal = self.journal
         held = f"{journal.figures} figures of {journal.steps} steps"
         if self.is_identical:
-            return f"identical: {held}, syncs and evaluations among them"
+            same = "identical" if journal.tolerance == EXACT else "the same up to rounding"
+            return f"{same}: {held}, syncs and evaluations among them"
         if self.is_identical is None:
             return f"other tokens, as expected; compared are the means over {journal.steps} steps"
         if journal.differences:
@@ -239,19 +245,24 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
         GrpoError: one of them cannot be read.
     """
     first, second = check_run(original), check_run(repeated)
-    promise, runs = repeatability(original.read_config()), (original, repeated)
+    sessions = (*computed_by(first.history), *computed_by(second.history))
+    promise, runs = repeatability(original.read_config(), sessions), (original, repeated)
+    weights = [path / "policy" for path in list_checkpoints(repeated.checkpoints) if final and step_of(path) == final.step]
+    same_weights = weights_digest(weights[0]) == final.digest if final and weights else None
+    journal = compare_journals(first.history, second.history, promise.unlike)
+    if promise.what == OTHER_PROCESSES.what and not (journal.is_identical and same_weights is not False):
+        journal = compare_journals(first.history, second.history, promise.unlike, IN_OTHER_PASSES)
     manifests = [read_manifest(run.data) for run in runs if (run.data / MANIFEST_FILE).exists()]
     prompts = [f"{manifest} (SHA-256 {manifest.digest[:12]})" for manifest in manifests]
-    weights = [path / "policy" for path in list_checkpoints(repeated.checkpoints) if final and step_of(path) == final.step]
     return Reproduction(
         inputs=(
             *config_differences(original.read_config(), repeated.read_config()),
             *([f"prompts: {' then, '.join(prompts)} now"] if len(set(prompts)) > 1 else ()),
             *(f"the run that is repeated: {note}" for note in first.notes),
         ),
-        journal=compare_journals(first.history, second.history, promise.unlike),
+        journal=journal,
         final=final,
-        same_weights=weights_digest(weights[0]) == final.digest if final and weights else None,
+        same_weights=same_weights,
         promise=promise,
         means=() if promise.is_exact else compare_means(first.history, second.history),
     )

@@ -17,9 +17,7 @@ from typing import Any
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.config.derived import reference_moves
 from grpo_core.errors import JournalError
-from grpo_core.generation.vllm.launch import server_bytes
 from grpo_core.machine.disk import folder_bytes, free_bytes, stored_tensors
-from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.lora.facts import Sides, layers_with_adapter
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.saved import list_checkpoints
@@ -110,6 +108,15 @@ KNOWN_SHAPES = {
         attention=1536,
         key_value=256,
         vocabulary=151_936,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": ModelShape(
+        parameters=7_615_616_512,
+        layers=28,
+        hidden=3584,
+        intermediate=18_944,
+        attention=3584,
+        key_value=512,
+        vocabulary=152_064,
     ),
 }
 """Of models that presets name, so that a preset can be checked before its model is downloaded."""
@@ -285,19 +292,3 @@ def announce_disk(run_dir: RunDir, model: Path, report: Callable[[str], None], *
     present = [folder_bytes(path) for path in list_checkpoints(run_dir.checkpoints)]
     need = disk_need(config, weights, present=present, tracked_here=tracked_here)
     report(f"disk: {require_disk('the run', need, run_dir.path)}")
-
-
-def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:
-    """Report what a vLLM that the run starts takes beside its models.
-
-    Args:
-        run_dir: its folder.
-        model: folder of its initial policy.
-        report: takes each line.
-    """
-    config, num_parameters = run_dir.read_config(), count_parameters(model) or 0
-    if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
-        return
-    need, free = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib), available_memory()
-    doubt = "" if need < free else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
-    report(f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}")

@@ -32,8 +32,10 @@ from grpo_core.errors import (
     TrainingError,
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
-from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
-from grpo_core.parallel import is_first
+from grpo_core.machine.hardware import nccl_variables
+from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment, write_last_line
+from grpo_core.parallel import is_first, is_one_of_several, local_processes
+from grpo_core.parallel.reasons import leave_reason, reason_of
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start
@@ -42,12 +44,13 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
 from grpo_core.run.sizes import shape_for
-from grpo_core.text import redact_uri, visible
+from grpo_core.text import redact_uri
 from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
 
 if TYPE_CHECKING:
     from grpo_core.evaluation.runner import Evaluator
+    from grpo_core.parallel.world import World
     from grpo_core.training.session import Session
 
 ENGINES = {"native": "grpo_core.training.loop", "trl": "grpo_core.backends.trl"}
@@ -102,6 +105,7 @@ class UnwrittenJournal(Journal):
 def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bool) -> int:
     """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
     config = run_dir.read_config()
+    shards = weight_shards(batch_limits(run_dir).applied(config))
     is_native = config.training.engine == "native"
     with gc_paused():
         for name, value in () if is_native else FOR_TRL.items():
@@ -117,7 +121,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
     device = pick_device(config.training.device)
-    with held_device(device), joined(weight_shards(config), config.training.collective_seconds, device) as world:
+    with held_device(device), joined(shards, config.training.collective_seconds, device) as world:
         session = open_session(run_dir, journal, stop, world)
         state = session.restore()
         if not is_native and 0 < state.step < config.training.steps:
@@ -133,7 +137,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
         journal.close()
-        if evaluate and is_native:
+        if world.on_first(lambda: evaluate) and is_native:
             evaluator = session.evaluator
             del session  # the memory of its optimizer is the evaluation's
             _evaluate(run_dir, evaluator, state.step, stop)
@@ -152,29 +156,44 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
 
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
-    """Return what the `start` and `resume` records say of how the run is computed after `step`."""
+    """Return what the `start` and `resume` records say of how the run is computed after `step`, and of several processes."""
     from grpo_core.policy.loading import outline_of
 
-    policy, limits = session.policy, session.batch_limits
-    needed = acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda")
+    policy, limits, world, on_gpu = session.policy, session.batch_limits, session.world, session.policy.device.type == "cuda"
+    in_force = limits.applied(config, step)
+    needed = acting_on(in_force, on_gpu=on_gpu)
     shape = shape_for(needed)
     return {
         "engine": config.training.engine,
         "threads": threads,
         "device": str(policy.device),
         "deterministic": config.training.deterministic,
-        "repeats": repeatability(config).what,
+        "repeats": repeatability(in_force).what,
         **policy.path.as_json(),
         PASSES_FIELD: limits.after(step),
         "left_out": unreached_by(config, outline_of(policy.model)),
         "memory": None if shape is None else memory_need(needed, shape, padded=policy.path.padded).phases(),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
+        **(_facts_of_several(world, on_gpu=on_gpu) if world.size > 1 else {}),
+    }
+
+
+def _facts_of_several(world: "World", *, on_gpu: bool) -> dict[str, object]:
+    return {
+        "processes": world.size,
+        "shards": world.shards,
+        "nodes": world.size // local_processes(),
+        "backend": "nccl" if on_gpu else "gloo",
+        "nccl": nccl_variables(),
     }
 
 
 def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
-    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other.
+
+    One of several processes leaves its reason beside the journal: the one that started them knows what came first.
+    """
     if not isinstance(error, GrpoError) and is_full_disk(error):
         error = DiskFullError(f"disk full: {error}")
     if isinstance(error, GrpoError):
@@ -182,13 +201,13 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
     else:
         message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
         traceback.print_exception(error)
-    with contextlib.suppress(JournalError):
-        journal.append("end", journal.last_step, {"status": "failed", "reason": message})
-    try:
-        sys.stderr.write(visible(" ".join(message.split())) + "\n")
-        sys.stderr.flush()
-    except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    if is_one_of_several():
+        with contextlib.suppress(OSError):
+            leave_reason(run_dir.ranks, reason_of(error, message, exit_code))
+    else:
+        with contextlib.suppress(JournalError):
+            journal.append("end", journal.last_step, {"status": "failed", "reason": message})
+    write_last_line(message)
     return exit_code
 
 

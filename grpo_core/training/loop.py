@@ -50,6 +50,8 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
         except (SamplerError, RewardError):
             # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
             session.begin_checkpoint(state)
+            session.writer.finish()
+            session.world.agreed(None)  # all raise alike; a process that ended before it is written would end the first
             raise
         session.world.require_equal(result.digest(), f"step {result.state.step}")
         state = conclude(session, result)
@@ -132,7 +134,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     if before is None:
         return
     limits = session.batch_limits
-    tolerance = EXACT if limits.after() == limits.changes[0][1] else IN_OTHER_PASSES
+    tolerance = IN_OTHER_PASSES if limits.is_lowered or limits.has_other_processes else EXACT
     if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"

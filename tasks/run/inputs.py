@@ -23,11 +23,11 @@ from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.find import is_made, model_here, resolve_model, weights_digest, weights_identity
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.child import import_as_at_start
+from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
-from grpo_core.run.memory import slow_dtype_warnings
 from grpo_core.run.provenance import find_model, note_inputs
-from grpo_core.run.sizes import announce_disk, announce_memory, checkpoint_bytes, disk_need, kept_weights, require_disk
+from grpo_core.run.sizes import announce_disk, checkpoint_bytes, disk_need, kept_weights, require_disk
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
 from tasks.tracking.store import TrackedRun, tracking_uri

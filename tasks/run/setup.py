@@ -16,8 +16,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
-from grpo_core.config.derived import code_in, repeatability
+from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
+from grpo_core.config.derived import code_in, repeatability, weight_shards
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
@@ -27,8 +27,9 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
-from grpo_core.run.folder import RunDir, lower_passes
+from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
+from grpo_core.run.places import require_places
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from tasks.deployment_limits import check_root, hide_contents, load_allowed, refuse_code
@@ -54,7 +55,8 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the configuration is refused, or runs code that a deployment may not run.
+        ConfigError: the configuration is refused, runs code that a deployment may not run, or has more processes than there
+            are slots or GPUs here.
         SamplerError: its vLLM server cannot be used.
         JournalError: the folder already holds another run.
         FolderError: it is not ours, or a deployed flow may not write there.
@@ -63,6 +65,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         return earlier
     resolved = load_allowed(config, overrides)
     require_sampler([resolved.config])
+    require_places([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
     folders = () if is_deployed() else import_folders(resolved.config, config)
     origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders)
@@ -79,26 +82,29 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     Args:
         run_path: the folder.
         repair: how a damaged journal is repaired first; None = it is refused.
-        sizes: smaller sizes of passes to continue with, by field of `training`.
+        sizes: smaller sizes of passes, or other processes, to continue with, by field of `training`.
 
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
-        ConfigError: config.json was edited since the run began, or a size is larger than the run's.
+        ConfigError: config.json was edited since the run began, a size is larger than the run's, its processes are refused, or
+            there are fewer slots or GPUs here than processes.
         TrackingError: the run is tracked at an address that is not ours.
         FolderError: a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
-    if (uri := run_dir.read_config().tracking.uri) is not None:
+    config = run_dir.read_config()
+    if (uri := config.tracking.uri) is not None:
         refuse_foreign(run_dir, "config.json", uri)
     if repair is not None:
         repair_run(run_path)
     notes = check_resumable(run_dir)
     if sizes:
         with hold_run(run_path):
-            for change in lower_passes(run_dir, sizes):
+            for change in change_passes(run_dir, sizes):
                 say(change)
         notes = check_resumable(run_dir)
+    require_places([batch_limits(run_dir).applied(config)])
     for note in notes:
         say(note)
     return run_path
@@ -167,6 +173,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
             "tracking.run_name": f"again: {run_name(base, origin)}",
             "tracking.uri": None,  # the original's need not be ours
             **NOT_OF_A_SWEEP,
+            **_last_processes(original, base),
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
@@ -177,9 +184,18 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
     changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    for line in (*changes, f"the run repeats {repeatability(base).what}"):
+    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
+    for line in (*changes, f"the run repeats {repeatability(base, sessions).what}"):
         say(line)
     return run_dir.path
+
+
+def _last_processes(original: RunDir, config: RunConfig) -> dict[str, int]:
+    """Return the processes with which a run has ended, where they are not those of its configuration."""
+    for processes, shards in computed_by(check_run(original).history)[-1:]:
+        if (processes, shards) != (config.training.processes, weight_shards(config)):
+            return {"training.processes": processes, "training.shards": shards}
+    return {}
 
 
 def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:

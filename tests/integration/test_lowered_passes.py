@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from grpo_core.config.derived import weight_shards
 from grpo_core.errors import ConfigError
 from grpo_core.policy.policy import Policy
-from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
+from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
 from grpo_core.run.journal import read_records
 from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
@@ -50,7 +51,7 @@ def test_replayed_steps_are_the_same_up_to_rounding_and_the_record_holds_the_siz
     before = step_figures(train(run))
     cut_back(run, 3)
     asked = {"training.microbatch_tokens": LESS["microbatch_tokens"], "training.rollout_rows": LESS["rollout_rows"]}
-    lines = lower_passes(run, sizes_to_lower(asked))
+    lines = change_passes(run, passes_to_change(asked))
     assert lines == [
         "training.microbatch_tokens: 60 from here on, 16384 until now",
         "training.rollout_rows: 4 from here on, 256 until now",
@@ -77,7 +78,7 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
     run = tiny_run(OPTIONS)
     train(run)
     cut_back(run, 3)
-    lower_passes(run, LESS)
+    change_passes(run, LESS)
     logps = Policy.logps
     monkeypatch.setattr(Policy, "logps", lambda policy, completions: logps(policy, completions) * 1.001)
     train(run)
@@ -87,10 +88,32 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
 def test_only_smaller_sizes_are_taken_and_no_other_key(tiny_run: Any) -> None:
     run = tiny_run(OPTIONS | {"training.microbatch_tokens": 512})
     with pytest.raises(ConfigError, match=r"training\.microbatch_tokens: 513 is more than the 512 of this run"):
-        lower_passes(run, {"microbatch_tokens": 513})
-    assert lower_passes(run, {"microbatch_tokens": 128}) == ["training.microbatch_tokens: 128 from here on, 512 until now"]
+        change_passes(run, {"microbatch_tokens": 513})
+    assert change_passes(run, {"microbatch_tokens": 128}) == ["training.microbatch_tokens: 128 from here on, 512 until now"]
     with pytest.raises(ConfigError, match="256 is more than the 128 of this run"):
-        lower_passes(run, {"microbatch_tokens": 256})
+        change_passes(run, {"microbatch_tokens": 256})
     for key, value in {"loss.beta": 0.1, "training.rollout_rows": 0, "training.microbatch_tokens": "8"}.items():
         with pytest.raises(ConfigError, match=key):
-            sizes_to_lower({key: value})
+            passes_to_change({key: value})
+
+
+def test_processes_and_shards_go_up_and_down_to_what_a_configuration_may_have(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS | {"training.processes": 2})
+    asked = passes_to_change({"training.processes": 4})
+    assert change_passes(run, asked) == ["training.processes: 4 from here on, 2 until now"]
+    config = run.read_config()
+    assert weight_shards(batch_limits(run).applied(config)) == 4
+    lines = change_passes(run, {"shards": 2, "rollout_rows": 8})
+    assert lines == ["training.shards: 2 from here on, 4 until now", "training.rollout_rows: 8 from here on, 256 until now"]
+    with pytest.raises(ConfigError, match=r"training\.shards: 2 does not divide training\.processes 1"):
+        change_passes(run, {"processes": 1})
+    with pytest.raises(ConfigError, match=r"training\.processes: input should be less than or equal to 4096"):
+        change_passes(run, {"processes": 5000})
+    change_passes(run, {"processes": 1, "shards": 1})
+    training = batch_limits(run).applied(config).training
+    assert (training.processes, training.shards, training.rollout_rows) == (1, 1, 8)
+    assert run.read_config() == config
+    with pytest.raises(ConfigError, match=r"may lower .*rollout_rows, and set training\.processes and training\.shards"):
+        passes_to_change({"training.collective_seconds": 5})
+    with pytest.raises(ConfigError, match=r"training\.shards: None is not a whole number"):
+        passes_to_change({"training.shards": None})

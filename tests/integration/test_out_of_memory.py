@@ -11,7 +11,7 @@ from grpo_core.config import parse_overrides
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.run.folder import RunDir, lower_passes, sizes_to_lower
+from grpo_core.run.folder import RunDir, change_passes, passes_to_change
 from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 from tests.integration.test_training import assert_same_weights, step_figures, train
@@ -67,6 +67,6 @@ def test_a_run_that_was_out_of_memory_goes_on_as_if_it_had_not_been(
     command = re.search(r"resume with less: `grpo train --resume (\S+) (\S+)`$", reason)
     assert command is not None
     assert command[1] == str(run.path)
-    lower_passes(RunDir(lowered), sizes_to_lower(parse_overrides([command[2]])))
+    change_passes(RunDir(lowered), passes_to_change(parse_overrides([command[2]])))
     figures = step_figures(train(RunDir(lowered)))
     assert figures == [{key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in step.items()} for step in expected]

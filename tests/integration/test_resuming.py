@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_core import resume_training
-from grpo_core.errors import JournalError
+from grpo_core.errors import ConfigError, JournalError
+from grpo_core.run.fit import announce_memory
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import lock_run
 from tasks.run.setup import reopen_run
@@ -47,3 +48,14 @@ def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are
             assert not run_dir.stop_file.exists()
             assert not run_dir.process_file.exists()
     assert [line.partition(",")[0] for line in lines] == [f"process {orphan}"]
+
+
+def test_a_run_is_resumed_by_other_processes(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tiny_run()
+    reopen_run.fn(run_dir.path, None, {"processes": 4, "shards": 2})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["training.processes: 4 from here on, 1 until now", "training.shards: 2 from here on, 1 until now"]
+    announce_memory(run_dir, Path(run_dir.read_config().model.source), lines.append)
+    assert lines[-1].startswith("memory: per process (4 processes, 2 shards): states ")
+    with pytest.raises(ConfigError, match=r"training\.shards: 2 does not divide training\.processes 3"):
+        reopen_run.fn(run_dir.path, None, {"processes": 3})

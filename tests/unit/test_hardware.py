@@ -4,7 +4,7 @@ import pytest
 
 from grpo_core.config import load_config
 from grpo_core.machine.hardware import needed_variables
-from grpo_core.run.memory import slow_dtype_warnings
+from grpo_core.run.fit import slow_dtype_warnings
 
 CPU = """processor	: 0
 model name	: Intel(R) Xeon(R) Processor

@@ -13,8 +13,10 @@ from grpo_core.config import load_config
 from grpo_core.config.origin import preset_names
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.policy.loading import outline_of
-from grpo_core.run import memory
-from grpo_core.run.memory import SETTINGS, fit_of, memory_need, pass_tokens, states_of
+from grpo_core.run import fit as fits
+from grpo_core.run.fit import SETTINGS, fit_of
+from grpo_core.run.memory import memory_need, pass_tokens, states_of
+from grpo_core.run.preflight import memory_faults
 from grpo_core.run.sizes import KNOWN_SHAPES, ModelShape, shape_for, shape_of, shown_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -96,17 +98,17 @@ def test_fewer_tokens_never_need_more():
 
 
 def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
-    monkeypatch.setattr(memory, "gpu_memory", lambda: 10 * 10**9)
-    monkeypatch.setattr(memory, "available_memory", lambda: 7 * 10**9)
-    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0+cpu")
+    monkeypatch.setattr(fits, "gpu_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(fits, "available_memory", lambda: 7 * 10**9)
+    monkeypatch.setattr(fits, "version", lambda _package: "2.13.0+cpu")
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "version", lambda _package: "2.13.0")
+    monkeypatch.setattr(fits, "version", lambda _package: "2.13.0")
     on_gpu = fit_of(config(), SMALL)
     assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
     assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "gpu_memory", lambda: None)
+    monkeypatch.setattr(fits, "gpu_memory", lambda: None)
     assert fit_of(config(), SMALL).available == 7 * 10**9
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    monkeypatch.setattr(fits, "available_memory", lambda: None)
     unknown = fit_of(config(), SMALL)
     assert (unknown.available, unknown.too_large, unknown.warnings()) == (None, (), ())
 
@@ -168,3 +170,98 @@ def test_only_gpus_that_are_visible_count(monkeypatch, visible, expected):
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_memory() == (None if expected is None else expected * 2**30)
+
+
+def several(processes, **values):
+    given = {"training.processes": processes, "reference.sync_steps": 10}
+    return load_config("gsm8k_qwen25_0.5b_1gpu", given | {key.replace("__", "."): value for key, value in values.items()})
+
+
+def test_what_is_spread_is_divided_and_what_is_gathered_is_added():
+    sizes = {
+        "rollout__num_prompts_per_step": 8,  # of which each of 4 processes completes 2
+        "rollout__group_size": 4,
+        "rollout__max_prompt_tokens": 10,
+        "rollout__max_completion_tokens": 6,
+        "evaluation__num_prompts": 1,
+        "evaluation__samples": 0,
+        "evaluation__k": [],
+        "evaluation__every_steps": None,
+        "probe__every_steps": None,
+        "training__microbatch_tokens": 32,
+    }
+    matrices = 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128)
+    assert matrices == SMALL.matrices == 73_728
+    spread = memory_need(several(4, training__shards=2, **sizes), SMALL, padded=True)
+    whole = memory_need(several(4, training__shards=1, **sizes), SMALL, padded=True)
+    assert (whole.states, spread.states) == (20_000_000, 10_000_000)
+    # Keys and values of 8 rows of 16 tokens in 2 layers, in bfloat16, and 3 logits of each.
+    passing = 8 * 16 * 2 * 2 * 32 * 2 + 3 * 4 * 8 * 1000
+    assert whole.rollout == 20_000_000 + 2 * 2 * matrices + passing
+    root = 4 * (1_000_000 - matrices)
+    assert spread.rollout == 10_000_000 + 2 * matrices + root + passing
+    # The activations and logits of a micro-batch are those of one process.
+    assert spread.logps - (10_000_000 + 2 * matrices + root) == whole.logps - (20_000_000 + 2 * matrices)
+    gradients = 4_000_000
+    assert spread.update - (10_000_000 + gradients // 2 + 2 * matrices + 3 * root) == whole.update - (
+        20_000_000 + gradients + 2 * matrices
+    )
+    assert states_of(several(4), SMALL)[1].endswith("initial policy, two moments of AdamW) / 4 (training.shards)")
+
+
+TRIAL = {
+    "Qwen/Qwen2.5-0.5B-Instruct": {2: (4.9, 12.1, 7.5), 8: (1.2, 7.7, 3.8), 64: (0.2, 6.4, 2.7)},
+    "Qwen/Qwen2.5-1.5B-Instruct": {2: (15.4, 27.4, 21.9), 8: (3.9, 13.5, 10.3), 64: (0.5, 9.5, 7.0)},
+    "Qwen/Qwen2.5-7B-Instruct": {2: (76, 116, 99), 8: (19.0, 47.5, 42.2), 64: (2.4, 27.5, 25.5)},
+}
+"""{model: {GPUs: GB of (states, update, rollout)}}, as a trial of the design computed them by another program."""
+
+
+@pytest.mark.parametrize("model", TRIAL)
+def test_spread_over_gpus_a_model_needs_what_the_trial_of_the_design_says(model):
+    sizes = {
+        "rollout__num_prompts_per_step": 512,
+        "rollout__max_prompt_tokens": 512,
+        "rollout__max_completion_tokens": 1024,
+        "training__rollout_rows": 64,
+        "training__microbatch_tokens": 8192,
+        "training__gradient_checkpointing": True,
+    }
+    for gpus, (states, update, rollout) in TRIAL[model].items():
+        need = memory_need(several(gpus, **sizes), KNOWN_SHAPES[model], padded=True)
+        assert need.states / 1e9 == pytest.approx(states, rel=0.01, abs=0.06)
+        assert need.rollout / 1e9 == pytest.approx(rollout, rel=0.01, abs=0.06)
+        assert need.update / 1e9 == pytest.approx(update, rel=0.07)
+
+
+def test_the_smallest_number_of_gpus_that_fits_is_proposed():
+    shape, preset = KNOWN_SHAPES["Qwen/Qwen2.5-7B-Instruct"], "gsm8k_qwen25_7b_8gpu"
+
+    def fit(gigabytes=80, **values):
+        chosen = load_config(preset, {key.replace("__", "."): of for key, of in values.items()})
+        return fit_of(chosen, shape, gigabytes * 10**9)
+
+    (fault,) = memory_faults(fit(training__processes=1))
+    assert fault.endswith("; it fits on 4 GPUs with training.processes=4")
+    assert not fit(training__processes=4).too_large
+    assert fit(training__processes=2).too_large
+    (fault,) = memory_faults(fit(training__shards=1))
+    assert fault.endswith("; it fits on 8 GPUs with training.shards=4")
+    assert fit(training__processes=2, training__shards=1).spread == {"processes": 4, "shards": 4}
+    # An adapter is not spread, and no number of GPUs makes a layer's activations smaller.
+    for values in ({"model__lora__rank": 8, "gigabytes": 20}, {"training__microbatch_tokens": 10**6, "gigabytes": 40}):
+        assert fit(training__processes=1, **values).on_more == ""
+
+
+def test_the_processes_of_a_machine_share_its_memory_and_the_first_has_to_hold_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(fits, "available_memory", lambda: 16_000_000)
+    sizes = {"training__device": "cpu", "training__processes": 4}
+    found = fit_of(config(**sizes), SMALL)
+    assert (found.available, found.spread) == (4_000_000, {})
+    assert str(found).startswith("per process (4 processes, 4 shards): states 5 MB; ")
+    assert found.snapshot == 4 * 10**6 * 4
+    assert not any("host memory" in warning for warning in found.warnings())
+    monkeypatch.setattr(fits, "available_memory", lambda: 15_000_000)
+    lacking = "memory: the first process needs 16 MB of host memory while it writes a checkpoint, and 15 MB are there"
+    assert fit_of(config(**sizes), SMALL).warnings()[-1] == lacking
+    assert fit_of(config(**sizes, training__shards=1), SMALL).snapshot == 0

@@ -17,7 +17,7 @@ from grpo_core.policy import policy as policy_module
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.reference import Reference
-from grpo_core.run.memory import fit_of
+from grpo_core.run.fit import fit_of
 from grpo_core.run.preflight import memory_faults
 from grpo_core.run.sizes import KNOWN_SHAPES
 from grpo_core.training.batch import Rollouts

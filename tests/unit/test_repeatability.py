@@ -58,3 +58,17 @@ def test_a_reproduction_is_judged_by_what_such_a_run_promises() -> None:
     assert found.facts()[0] == "other tokens, as expected; compared are the means over 2 steps"
     assert "reward/mean over 2 steps: 0.4 then, 0.5 now (difference 0.1, standard error 0)" in found.facts()
     assert reproduction(before, other[:1], **BF16).is_identical is False  # a step is missing
+
+
+def test_other_processes_round_otherwise() -> None:
+    several, several_fp32 = (repeatability(config(**{"training.processes": 4}, **of)) for of in ({}, FP32))
+    for promise in (several, several_fp32):
+        assert promise.what.endswith("; with other training.processes or training.shards up to rounding")
+        assert promise.is_exact
+    assert several.what.startswith("bit for bit, on the same kind of machine with as many threads;")
+    assert several_fp32.unlike == repeatability(config(**FP32)).unlike
+    assert repeatability(config(**{"training.processes": 4}, **BF16)) == repeatability(config(**BF16))
+    assert repeatability(config(), [(1, 1), (1, 1)]) == repeatability(config())
+    for sessions in ([(1, 1), (2, 2)], [(2, 1), (2, 2)]):
+        assert repeatability(config(), sessions).what.startswith("up to rounding")
+        assert repeatability(config(**BF16), sessions) == repeatability(config(**BF16))
