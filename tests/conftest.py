@@ -15,6 +15,7 @@ from tests.longest_files import Recorder, put_longest_first
 from tests.shapes import check_shapes
 
 check_shapes()
+pytest.register_assert_rewrite("tests.support.agreement")
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
 avoid_broken_kernels()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

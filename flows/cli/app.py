@@ -12,7 +12,7 @@ import typer
 
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.results import clean, compare, export, report, runs, status, track
-from flows.cli.run import evaluate, print_how_to_resume, reproduce, sweep, train
+from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 VERBS: dict[str, Callable[..., None]] = {
     "init": init,
     "train": train,
+    "join": join,
     "runs": runs,
     "sweep": sweep,
     "report": report,

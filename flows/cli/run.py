@@ -165,6 +165,17 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         _show(resume(run_dir=str(run_dir), repair=repair, **changed))
 
 
+def join(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
+) -> None:
+    """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
+    from grpo_core.training.joining import join as become_launcher
+
+    echo(f"{'folder':10}{run_dir}")
+    become_launcher(RunDir(run_dir))
+    echo("the run is finished")
+
+
 def evaluate(
     policy: Annotated[str, typer.Argument(help="A run dir, a checkpoint, an MLflow run id, or a model.")],
     overrides: Overrides = None,
@@ -276,9 +287,11 @@ def sweep(
 
 def _require_runs(plan: Plan) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
+    from grpo_core.run.places import require_places
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":
+        require_places(plan.configs)
         kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
         for config in kinds.values():
             require_start(config, import_folders(config, plan.sweep.base))

@@ -20,7 +20,7 @@ def up(
     folder: StackFolder = None,
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time (1); more share this machine's GPUs.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Processes of runs at a time (1), each on its GPU.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that take runs (1); together as many at a time as --slots says.")
     ] = None,

@@ -15,7 +15,8 @@ from flows.stack import commands
 from flows.stack.commands import HOST, POOL, loopback_hosts
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client
 from grpo_core.errors import StackError
-from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE
+from grpo_core.machine.gpus import SLOTS_VARIABLE
+from grpo_core.machine.slots import FOLDER_VARIABLE
 from grpo_core.training import TRAINING
 from tasks.credentials import address_variables
 from tasks.deployment_limits import ALLOWED_VARIABLE

@@ -35,7 +35,7 @@ class Stack:
     prefect_port: int
     mlflow_port: int
     slots: int = 1
-    """Runs at a time, whichever worker takes them."""
+    """Processes of runs at a time, whichever worker takes the runs."""
     workers: int = 1
     allow_reward: tuple[str, ...] = ()
     """Modules whose functions deployments may name as rewards."""

@@ -161,6 +161,8 @@ def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: st
     settings = evaluator.config.evaluation
     _, prompts = load_frozen(run_dir.data)
     result = evaluator.evaluate(prompts[: settings.num_prompts], settings.samples, name)
+    if not evaluator.policy.world.is_first:
+        return
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
     write_evaluation(run_dir, policy, facts, lambda file: pandas.DataFrame(result.completions).to_parquet(file, index=False))
 
@@ -173,8 +175,7 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
     where it is evaluated already, or where the newest checkpoint is another policy than the one after `step`.
     """
     try:
-        saved = [step_of(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)[-1:]]
-        if saved == [step] and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step):
+        if evaluator.policy.world.on_first(lambda: _is_missing(run_dir, step)):
             for parameter in evaluator.policy.parameters():
                 parameter.grad = None
             gc.collect()  # optimizer and schedule refer to each other
@@ -182,6 +183,12 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
     except Exception as error:  # noqa: BLE001  (the training is done, whatever a reward function or a disk does now)
         fault = f"{type(error).__name__}: {cause(error)}"
         logger.warning("evaluation of the final policy failed and will be made again, in a process of its own (%s)", fault)
+
+
+def _is_missing(run_dir: RunDir, step: int) -> bool:
+    """Return whether the newest checkpoint is the policy after `step`, and its evaluation is wanted and not there."""
+    saved = [step_of(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)[-1:]]
+    return saved == [step] and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step)
 
 
 def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Reward, ...], Verdicts]:

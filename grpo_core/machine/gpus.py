@@ -1,15 +1,14 @@
 """The NVIDIA GPUs of this machine, and what keeps the runs of a user from sharing them without knowing of each other.
 
 A GPU is known by its UUID, whatever CUDA_VISIBLE_DEVICES makes its number. Its holder locks a file of that name. The runs of a
-stack with several slots (`grpo up --slots N`, GRPO_SLOTS) share the lock. The slots themselves are locks, too: the work pool's
-limit counts flow runs, and a training that is left to finish its step outlives its run, so each child holds one.
+stack with several slots (`grpo up --slots N`, GRPO_SLOTS) share the lock: there may be more slots (`slots.py`) than GPUs.
 """
 
 import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
@@ -18,38 +17,21 @@ from grpo_core.errors import DeviceError, raised_as
 from grpo_core.machine.locks import holder_of, open_lock, try_lock
 
 SLOTS_VARIABLE = "GRPO_SLOTS"
-"""How many runs take place at a time; set for the runs of a stack."""
-FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
-"""Where the slots' locks are; set, with their number, by whoever starts the worker. Without them nothing is limited."""
+"""How many processes of runs work at a time; set for the runs of a stack."""
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def slot_count() -> int:
-    """Return how many runs of this machine's stack take place at a time; 0 outside of one."""
+    """Return how many processes of runs this machine's stack has a place for; 0 outside of one."""
     return int(os.environ.get(SLOTS_VARIABLE) or 0)
 
 
-@contextlib.contextmanager
-def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[int, ...]]:
-    """Hold a slot while inside; yield the file descriptors that a child must inherit to hold it to its own end.
-
-    Args:
-        wait: called between two attempts while every slot is taken; what it raises ends the waiting.
-        say: takes a line that names the holders, when the wait begins.
-    """
-    count, folder = slot_count(), os.environ.get(FOLDER_VARIABLE)
-    if not count or not folder:
-        yield ()
-        return
-    with contextlib.ExitStack() as opened:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        slots = [opened.enter_context(open_lock(Path(folder) / f"slot-{index}")) for index in range(count)]
-        found = next(filter(try_lock, slots), None)
-        if found is None:
-            say(f"waiting for one of {count} slot(s), held by {', '.join(map(holder_of, slots))}")
-        while found is None:
-            wait()
-            found = next(filter(try_lock, slots), None)
-        yield (found.fileno(),)
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there are none."""
+    given = os.environ.get(VISIBLE_VARIABLE)
+    if given is not None:
+        return tuple(part.strip() for part in given.split(",") if part.strip() and part.strip() != "-1")
+    return tuple(str(index) for index in range(len(gpus()[0])))
 
 
 @contextlib.contextmanager
@@ -71,7 +53,7 @@ def held_gpu(uuid: str, name: str) -> Iterator[None]:
         if not try_lock(lock, fcntl.LOCK_SH if slot_count() > 1 else fcntl.LOCK_EX):
             raise DeviceError(
                 f"GPU {name} ({uuid}): in use by {holder_of(lock)}; wait for it or end it, choose another GPU with "
-                "CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
+                "CUDA_VISIBLE_DEVICES, or let runs share it on purpose with more slots than GPUs (`grpo up --slots N`)"
             )
         yield
 
@@ -81,7 +63,7 @@ def gpu_memory() -> int | None:
 
     None where there is none. A part that no variable names is taken for the whole.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE_VARIABLE)
     seen = None if visible is None else [name.strip() for name in visible.split(",")]
     found = []
     with contextlib.suppress(pynvml.NVMLError), _driver():

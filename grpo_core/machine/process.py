@@ -2,12 +2,20 @@
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from grpo_core.text import visible
+
+SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
+LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
@@ -68,3 +76,30 @@ def _exit_at_end_of_file(descriptor: int) -> None:
     while os.read(descriptor, 1):
         pass
     os._exit(1)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when the one that started it dies, however it does and whatever this one does then.
+
+    Args:
+        parent: its process id; it may have died already.
+    """
+    LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_itself(number: int) -> None:
+    """End this process by a signal, as if it had not been caught."""
+    with contextlib.suppress(OSError):  # SIGKILL cannot be caught
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def write_last_line(text: str) -> None:
+    """Write to standard error why this process ends; on a full disk it may not fit, and must not change the exit code."""
+    try:
+        sys.stderr.write(visible(" ".join(text.split())) + "\n")
+        sys.stderr.flush()
+    except OSError:  # what the stream still holds would be written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -8,6 +8,16 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_one_of_several() -> bool:
+    """Return whether this is a process of a training that has more."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def local_processes() -> int:
     """Return how many processes of this training run on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def processes_here(processes: int) -> int:
+    """Return how many of a training's processes run on this machine, before they do; on several nodes PET_NNODES is set."""
+    return -(-processes // int(os.environ.get("PET_NNODES", "1")))

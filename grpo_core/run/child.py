@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from grpo_core.config.derived import code_in
 from grpo_core.config.origin import find_config
 from grpo_core.errors import TrainingError, raised_as
 from grpo_core.machine.disk import append_private, read_json, write_whole
-from grpo_core.machine.gpus import held_slot
 from grpo_core.machine.process import LIFELINE_VARIABLE
+from grpo_core.machine.slots import held_slots
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
 
@@ -71,6 +71,7 @@ def run_watched(
     python: str | None = None,
     state_file: Path | None = None,
     import_from: Sequence[str] = (),
+    processes: int = 1,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it if this process is interrupted.
 
@@ -85,25 +86,38 @@ def run_watched(
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
         import_from: more folders in which it finds modules.
+        processes: of a training, on this machine; each takes a slot.
 
     Raises:
+        ConfigError: there are fewer slots than processes.
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
     """
     command = [interpreter(python), "-m", module, *arguments]
-    with held_slot(look, report) as slot, held_lifeline() as lifeline:
-        log, began = ChildLog(log_file), time.monotonic()
-        child = _start(command, log_file, (lifeline, *slot), import_from)
+    with held_slots(processes, look, report) as slots, held_lifeline() as lifeline:
+        log = ChildLog(log_file)
+        child = _start(command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables)
         try:
             write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
-            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                look()
-                silent(time.monotonic() - began)
-                for line in (line for line in log.read() if line.startswith(WAITING)):
-                    report(line)
+            _watch(child, log, look, silent, report)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    log: "ChildLog",
+    look: Callable[[], None],
+    silent: Callable[[float], object],
+    report: Callable[[str], None],
+) -> None:
+    began = time.monotonic()
+    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+        look()
+        silent(time.monotonic() - began)
+        for line in (line for line in log.read() if line.startswith(WAITING)):
+            report(line)
 
 
 class ChildLog:
@@ -174,7 +188,11 @@ def held_lifeline() -> Iterator[int]:
 
 
 def _start(
-    command: Sequence[str], log_file: Path, descriptors: tuple[int, ...], import_from: Sequence[str]
+    command: Sequence[str],
+    log_file: Path,
+    descriptors: tuple[int, ...],
+    import_from: Sequence[str],
+    variables: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
@@ -183,21 +201,12 @@ def _start(
         log_file: where its output goes.
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         import_from: more folders in which it finds modules.
+        variables: of its environment, that name its GPUs.
 
     Raises:
         TrainingError: it cannot be started.
     """
-    environment = {
-        **REUSED_MEMORY,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
-        **os.environ,
-        LIFELINE_VARIABLE: str(descriptors[0]),
-        "PYTHONPATH": python_path(*import_from),
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
-    }
+    environment = {**child_environment(*import_from), **variables, LIFELINE_VARIABLE: str(descriptors[0])}
     with (
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
@@ -211,6 +220,24 @@ def _start(
             pass_fds=descriptors,
             start_new_session=True,
         )
+
+
+def child_environment(*import_from: str) -> dict[str, str]:
+    """Return the variables of a process of a run.
+
+    Args:
+        import_from: more folders in which it finds modules.
+    """
+    return {
+        **REUSED_MEMORY,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
+        **os.environ,
+        "PYTHONPATH": python_path(*import_from),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
+    }
 
 
 def interpreter(python: str | None) -> str:
@@ -290,6 +317,15 @@ def ensure_ended(state_file: Path) -> None:
 def process_has_started(state_file: Path) -> bool:
     """Return whether the process of `state_file` has been started: it may have to wait for a slot."""
     return read_process_state(state_file).pid is not None
+
+
+def is_of_process(holder: str, state_file: Path) -> bool:
+    """Return whether a holder of a lock (`process 4711`) is the process of `state_file`, or one that it has started."""
+    pid, word = read_process_state(state_file).pid, holder.rpartition(" ")[2]
+    try:
+        return pid is not None and pid in (int(word), psutil.Process(int(word)).ppid())
+    except (ValueError, psutil.NoSuchProcess):  # of another container; it has just ended
+        return False
 
 
 def process_has_ended(state_file: Path) -> bool:

@@ -12,6 +12,7 @@ original/                   of a reproduction: configuration, provenance, prompt
 source/                     of an evaluation: what was downloaded of the run that made the policy
 passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
 process.json  train.log     process id of the training process while it runs; its output
+ranks/                      why processes of a training that has several have failed
 STOP                        asks the training to finish the step, checkpoint and end; its text says why
 .grpo-folder  lock  flow_run  tracking.json      those of every flow's folder (`flow_folder.py`)
 """
@@ -50,6 +51,7 @@ class RunDir(FlowDir):
     passes_file = Place("passes.json")
     process_file = Place("process.json")
     stop_file = Place("STOP")
+    ranks = Place("ranks")
     data = Place("data")
     completions = Place("completions")
     probe = Place("probe")
@@ -105,7 +107,7 @@ class RunDir(FlowDir):
         """
         self.require_ours()
         self.refuse_second_run()
-        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source)
+        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
         for place in (*folders, *settings, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
             remove(place)

@@ -54,6 +54,7 @@ from grpo_core.policy.sources.find import (
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.fit import Fit, fit_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.run.places import require_places
 from grpo_core.run.sizes import (
     BYTES_PER_WEIGHT,
     ModelShape,
@@ -226,6 +227,8 @@ def check_start(
         own += _server_faults(config) if is_tracked else ()
         with _refusals(own):
             require_sampler([config])
+        with _refusals(own):
+            require_places([config])
         with _refusals(disk):
             _require_disk_of(config, run_path)
     found, outline = of_data.result(), None if outlined is None else outlined.result()

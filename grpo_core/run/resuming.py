@@ -13,7 +13,7 @@ from pathlib import Path
 from grpo_core.config.derived import repeatability
 from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.run.child import process_runs, read_process_state
+from grpo_core.run.child import is_of_process, process_runs
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir, batch_limits
 from grpo_core.run.integrity import CheckedJournal, check_run
@@ -82,7 +82,7 @@ def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
     with run_dir.locked():
         writer = lock_holder(run_dir.journal_file)
         if writer is not None:
-            if writer != f"process {read_process_state(run_dir.process_file).pid}":
+            if not is_of_process(writer, run_dir.process_file):
                 raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
             report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
         while lock_holder(run_dir.journal_file):

@@ -1,8 +1,8 @@
 """What of a sweep is under way, and the next thing to do; what starts its runs; which of them are not worth finishing.
 
 The folder holds what has ended (`outcomes.jsonl`), the study what was chosen; a campaign holds only what is under way. Runs are
-`local` processes, each on a GPU, or a `deployed` flow; both are polled for what has ended. A local run gets a GPU of its own as
-long as there are enough; else there are as few runs to a GPU as possible.
+`local` processes or a `deployed` flow; both are polled for what has ended. Each process of a local run gets a GPU of its own as
+long as there are enough; else there are as few processes to a GPU as possible.
 
 A run is pruned by the journals, each against the other arms' runs of the same seed. Optuna's pruners know one value a trial
 and step, count finished trials only, and would compare runs of different seeds; with common random numbers that within a seed
@@ -12,7 +12,6 @@ asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 
 import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grpo_core.errors import GrpoError
-from grpo_core.machine.gpus import SLOTS_VARIABLE, gpus
+from grpo_core.machine.gpus import SLOTS_VARIABLE, VISIBLE_VARIABLE
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.arms import Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
@@ -34,7 +33,6 @@ from grpo_core.sweep.schema import PrunerConfig
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
 
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 REWARD = "reward/mean"
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
@@ -56,6 +54,7 @@ class Job:
     overrides: Mapping[str, Any]
     run_dir: RunDir
     log_file: Path
+    processes: int = 1
 
     @property
     def key(self) -> tuple[int, int]:
@@ -171,7 +170,7 @@ class Campaign:
     def _start(self, key: Key) -> None:
         arm, seed = self._arms[key[0]], key[1]
         try:
-            arm_config(self._sweep, self._stored.plan.base, arm.values)
+            config = arm_config(self._sweep, self._stored.plan.base, arm.values)
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
             self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
@@ -183,6 +182,7 @@ class Campaign:
             overrides={**self._stored.run_overrides(arm, seed), **self._tracking},
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
+            processes=config.training.processes,
         )
         self._launcher.start(self._under_way[key])
         self._tries[key] += 1
@@ -270,30 +270,23 @@ class Campaign:
                 own.folder.request_stop(reason)
 
 
-def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there are none."""
-    given = os.environ.get(VISIBLE_VARIABLE)
-    if given is not None:
-        return tuple(part.strip() for part in given.split(",") if part.strip() and part.strip() != "-1")
-    return tuple(str(index) for index in range(len(gpus()[0])))
-
-
-def gpu_variables(available: Sequence[str], taken: Sequence[str], concurrency: int) -> dict[str, str]:
+def gpu_variables(available: Sequence[str], taken: Sequence[str], processes: int, most: int) -> dict[str, str]:
     """Return the environment of the next run.
 
     Args:
         available: GPUs of the sweep.
-        taken: the GPU of each run under way.
-        concurrency: runs at a time; where they are more than the GPUs, the runs of one agree to share it.
+        taken: the GPUs of the runs under way.
+        processes: of the run; each gets a GPU, of those that the fewest runs have.
+        most: processes of all runs at a time; where they are more than the GPUs, those on one GPU agree to share it.
 
-    >>> gpu_variables(("0", "1"), ("0",), 2)
-    {'CUDA_VISIBLE_DEVICES': '1'}
+    >>> gpu_variables(("0", "1", "2", "3"), ("0", "1"), 2, 4)
+    {'CUDA_VISIBLE_DEVICES': '2,3'}
     """
     if not available:
         return {}
-    chosen = min(available, key=taken.count)
-    share = -(-concurrency // len(available))
-    return {VISIBLE_VARIABLE: chosen, **({SLOTS_VARIABLE: str(share)} if share > 1 else {})}
+    chosen = sorted(available, key=taken.count)[:processes]
+    share = -(-most // len(available))
+    return {VISIBLE_VARIABLE: ",".join(chosen), **({SLOTS_VARIABLE: str(share)} if share > 1 else {})}
 
 
 def prune_reason(

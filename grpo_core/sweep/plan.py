@@ -16,6 +16,7 @@ from grpo_core.config.origin import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
+from grpo_core.run.places import runs_at_a_time
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import arm_name, first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
@@ -90,6 +91,9 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     base = apply_overrides(read_values(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
     _check_arms(sweep, configs)
+    if sweep.runs.where == "local" and "concurrency" not in sweep.runs.model_fields_set:
+        runs = sweep.runs.model_copy(update={"concurrency": runs_at_a_time(configs)})
+        sweep = sweep.model_copy(update={"runs": runs})
     return Plan(
         sweep=sweep,
         base=base,
@@ -139,11 +143,7 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         "seeds: one seed shows no spread; no interval can be given, and no arm be called better": len(sweep.seeds) == 1,
     }
     # + leaves out what is about no arm.
-    return [
-        *_counted_arms(+counts, configs),
-        *(note for note, holds in notes.items() if holds),
-        *_warnings(sweep, configs),
-    ]
+    return [*_counted_arms(+counts, configs), *(note for note, holds in notes.items() if holds), *_warnings(sweep, configs)]
 
 
 def describe_plan(plan: Plan) -> Iterator[str]:

@@ -143,7 +143,8 @@ class RunsConfig(Section):
     deployment: Text = "grpo/train"
     """Deployment of the flow `grpo`; the one of the same work pool named `grpo/resume` resumes interrupted runs."""
     concurrency: int = Field(default=1, ge=1, le=4096)
-    """Runs at a time; of a deployment: runs handed out at a time, of which its work pool's limits take what they take."""
+    """Runs at a time. Left out, runs on this machine's GPUs are as many as can have GPUs of their own. Of a
+    deployment: runs handed out at a time, of which its work pool's limits take what they take."""
 
 
 class SweepConfig(Section):

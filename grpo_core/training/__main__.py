@@ -33,8 +33,9 @@ from grpo_core.errors import (
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.hardware import nccl_variables
-from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment
-from grpo_core.parallel import is_first, local_processes
+from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment, write_last_line
+from grpo_core.parallel import is_first, is_one_of_several, local_processes
+from grpo_core.parallel.reasons import leave_reason, reason_of
 from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.child import import_as_at_start
@@ -43,7 +44,7 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory import acting_on, memory_need
 from grpo_core.run.sizes import shape_for
-from grpo_core.text import redact_uri, visible
+from grpo_core.text import redact_uri
 from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
 
@@ -136,7 +137,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
         journal.close()
-        if evaluate and is_native:
+        if world.on_first(lambda: evaluate) and is_native:
             evaluator = session.evaluator
             del session  # the memory of its optimizer is the evaluation's
             _evaluate(run_dir, evaluator, state.step, stop)
@@ -189,7 +190,10 @@ def _facts_of_several(world: "World", *, on_gpu: bool) -> dict[str, object]:
 
 
 def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
-    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other.
+
+    One of several processes leaves its reason beside the journal: the one that started them knows what came first.
+    """
     if not isinstance(error, GrpoError) and is_full_disk(error):
         error = DiskFullError(f"disk full: {error}")
     if isinstance(error, GrpoError):
@@ -197,13 +201,13 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
     else:
         message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
         traceback.print_exception(error)
-    with contextlib.suppress(JournalError):
-        journal.append("end", journal.last_step, {"status": "failed", "reason": message})
-    try:
-        sys.stderr.write(visible(" ".join(message.split())) + "\n")
-        sys.stderr.flush()
-    except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    if is_one_of_several():
+        with contextlib.suppress(OSError):
+            leave_reason(run_dir.ranks, reason_of(error, message, exit_code))
+    else:
+        with contextlib.suppress(JournalError):
+            journal.append("end", journal.last_step, {"status": "failed", "reason": message})
+    write_last_line(message)
     return exit_code
 
 

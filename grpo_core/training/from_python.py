@@ -30,10 +30,11 @@ from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
-from grpo_core.run.folder import RunDir, change_passes, passes_to_change
+from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
 from grpo_core.run.preflight import require_start
 from grpo_core.run.provenance import find_model, note_inputs
@@ -41,7 +42,7 @@ from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.sizes import announce_disk
 from grpo_core.text import redact_uri, visible
-from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training import EVALUATE, training_module
 
 if TYPE_CHECKING:
     from grpo_core.run.curves import Run
@@ -278,19 +279,21 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follo
 
 
 def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
+    config = batch_limits(run_dir).applied(run_dir.read_config())
     follower.stage("training")
     follower.begin()
     text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
     try:
         run_watched(
-            TRAINING,
+            training_module(config),
             [str(run_dir.path), *([EVALUATE] if evaluate else [])],
             run_dir.log_file("train"),
             look=follower.look,
             stop=lambda child: finish_child(child, lambda: follower.say(text)),
             report=follower.say,
-            python=run_dir.read_config().training.python,
+            python=config.training.python,
             state_file=run_dir.process_file,
+            processes=processes_here(config.training.processes),
             import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
         )
     except BaseException as error:

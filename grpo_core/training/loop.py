@@ -50,6 +50,8 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
         except (SamplerError, RewardError):
             # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
             session.begin_checkpoint(state)
+            session.writer.finish()
+            session.world.agreed(None)  # all raise alike; a process that ended before it is written would end the first
             raise
         session.world.require_equal(result.digest(), f"step {result.state.step}")
         state = conclude(session, result)

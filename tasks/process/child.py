@@ -23,10 +23,11 @@ from prefect.exceptions import MissingContextError
 from grpo_core.errors import TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.parallel import processes_here
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
-from grpo_core.training import EVALUATE, TRAINING
+from grpo_core.training import EVALUATE, training_module
 from tasks.process.context import deployed_flow_run
 from tasks.process.prefect_outage import cancel_watch
 from tasks.run.inputs import cached_digest
@@ -71,9 +72,10 @@ def run_training_process(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     if run_status(run_dir).state == "finished":
         return
-    training = run_dir.read_config().training
+    config, what = batch_limits(run_dir).applied(run_dir.read_config()), [str(run_path), EVALUATE]
+    python, processes = config.training.python, processes_here(config.training.processes)
     try:
-        run_child(TRAINING, [str(run_path), EVALUATE], run_dir.log_file("train"), training.python, run_dir.process_file)
+        run_child(training_module(config), what, run_dir.log_file("train"), python, run_dir.process_file, processes=processes)
     except TrainingError as error:
         if not was_cut_short(run_dir):
             raise
@@ -93,6 +95,7 @@ def run_child(
     state_file: Path | None = None,
     *,
     silent: Callable[[float], object] = lambda _: None,
+    processes: int = 1,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
@@ -115,8 +118,18 @@ def run_child(
 
     with cancel_watch() as pause:
         try:
-            what = (module, arguments, log_file)
-            run_watched(*what, look=look, stop=_stop, report=say, silent=silent, python=python, state_file=state_file)
+            run_watched(
+                module,
+                arguments,
+                log_file,
+                look=look,
+                stop=_stop,
+                report=say,
+                silent=silent,
+                python=python,
+                state_file=state_file,
+                processes=processes,
+            )
         finally:
             forward(last=True)
 

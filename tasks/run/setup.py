@@ -27,8 +27,9 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
-from grpo_core.run.folder import RunDir, change_passes, computed_by
+from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
+from grpo_core.run.places import require_places
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from tasks.deployment_limits import check_root, hide_contents, load_allowed, refuse_code
@@ -54,7 +55,8 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the configuration is refused, or runs code that a deployment may not run.
+        ConfigError: the configuration is refused, runs code that a deployment may not run, or has more processes than there
+            are slots or GPUs here.
         SamplerError: its vLLM server cannot be used.
         JournalError: the folder already holds another run.
         FolderError: it is not ours, or a deployed flow may not write there.
@@ -63,6 +65,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         return earlier
     resolved = load_allowed(config, overrides)
     require_sampler([resolved.config])
+    require_places([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
     folders = () if is_deployed() else import_folders(resolved.config, config)
     origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders)
@@ -83,13 +86,15 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
 
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
-        ConfigError: config.json was edited since the run began, a size is larger than the run's, or its processes are refused.
+        ConfigError: config.json was edited since the run began, a size is larger than the run's, its processes are refused, or
+            there are fewer slots or GPUs here than processes.
         TrackingError: the run is tracked at an address that is not ours.
         FolderError: a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
-    if (uri := run_dir.read_config().tracking.uri) is not None:
+    config = run_dir.read_config()
+    if (uri := config.tracking.uri) is not None:
         refuse_foreign(run_dir, "config.json", uri)
     if repair is not None:
         repair_run(run_path)
@@ -99,6 +104,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
             for change in change_passes(run_dir, sizes):
                 say(change)
         notes = check_resumable(run_dir)
+    require_places([batch_limits(run_dir).applied(config)])
     for note in notes:
         say(note)
     return run_path
@@ -150,7 +156,8 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         JournalError: the run cannot be read, or the folder already holds one.
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
-        ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
+        ConfigError: an override is refused, the configuration runs code that a deployment may not run, or it has more processes
+            than there are slots or GPUs here.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
@@ -171,6 +178,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
+        require_places([config])
         folders, made = recorded_folders(run, origin.import_from), changes_between(base, config)
         run_dir.create(config, Origin(preset=origin.preset, changes=made, import_from=folders), "reproduction")
         if not any(key.startswith(FROZEN_BY) for key in overrides):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from grpo_core.config import load_config
 from grpo_core.config.derived import starts_server
 from grpo_core.generation.vllm.opening import SlotServers, VllmServer, server_settings
 from grpo_core.machine.disk import append_private, private_folder
+from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
 from grpo_core.machine.process import LIFELINE_VARIABLE
+from grpo_core.machine.slots import slot_limit
 from grpo_core.run.child import python_path
-from grpo_core.sweep.campaign import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
+from grpo_core.sweep.campaign import Ended, Job, gpu_variables
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
@@ -38,7 +40,7 @@ POLL_SECONDS = 0.1
 class _Child:
     job: Job
     process: subprocess.Popen[bytes]
-    gpu: str
+    gpus: Sequence[str]
     log_start: int
     """Where its output begins in the log file, after that of earlier sessions; in bytes."""
     server: VllmServer | None
@@ -50,18 +52,29 @@ class LocalLauncher:
 
     outlives_the_sweep = False
 
-    def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None, server_logs: Path | None = None) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        variables: Mapping[str, str] | None = None,
+        server_logs: Path | None = None,
+        processes: int = 1,
+    ) -> None:
         """Expect so many runs at a time; they report to this process's Prefect API.
 
         Args:
             concurrency: runs at a time.
             variables: environment variables of every run.
-            server_logs: folder for the output of the vLLM servers that it starts; None = no run needs one.
+            server_logs: folder for the output of the vLLM servers that it starts, each on the first GPU of its run; None = no
+                run needs one.
+            processes: of the run that has the most.
         """
-        self._servers, self._server_logs = SlotServers(), server_logs
-        self._concurrency, self._variables = concurrency, dict(variables or {})
+        self._most, self._variables = concurrency * processes, dict(variables or {})
         self._children: list[_Child] = []
-        self._gpus = visible_gpus()
+        gpus, named_by_slots = visible_gpus(), slot_limit() > 0
+        self._gpus = () if named_by_slots else gpus
+        """To choose from. On a stack, whose other runs it does not know, the slots that a run takes name its GPUs."""
+        # Where a slot will name one of several GPUs, a run starts a server of its own there.
+        self._servers, self._server_logs = SlotServers(), None if named_by_slots and len(gpus) > 1 else server_logs
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
 
@@ -73,9 +86,11 @@ class LocalLauncher:
         deadline = time.monotonic() + LOCK_SECONDS
         while job.is_held and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
-        server = self._lend_server(job, gpu)
-        variables = self._environment(self._lifeline[0]) | gpu | (server.lent() if server else {})
+        taken = [gpu for child in self._children for gpu in child.gpus]
+        chosen = gpu_variables(self._gpus, taken, job.processes, self._most)
+        gpus = chosen.get(VISIBLE_VARIABLE, "").split(",")
+        server = self._lend_server(job, chosen and {**chosen, VISIBLE_VARIABLE: gpus[0]})
+        variables = self._environment(self._lifeline[0]) | chosen | (server.lent() if server else {})
         run_dir, changes = str(job.run_dir.path), (f"{key}={json.dumps(value)}" for key, value in job.overrides.items())
         arguments = ["--resume", run_dir] if job.was_begun else [str(job.base), *changes, "--run-dir", run_dir]
         with append_private(job.log_file) as log:
@@ -89,8 +104,7 @@ class LocalLauncher:
                 pass_fds=(self._lifeline[0],),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
-        taken = gpu.get(VISIBLE_VARIABLE, "")
-        self._children.append(_Child(job=job, process=process, gpu=taken, log_start=log_start, server=server))
+        self._children.append(_Child(job=job, process=process, gpus=gpus, log_start=log_start, server=server))
 
     def _lend_server(self, job: Job, gpu: Mapping[str, str]) -> VllmServer | None:
         """Return a vLLM server for a run that needs one; None where its model is not here yet: then it starts its own."""

@@ -18,6 +18,7 @@ from grpo_core.errors import SweepError
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.child import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.flow_folder import make_folder
+from grpo_core.run.places import require_places
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Launcher
@@ -49,7 +50,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     """Return the folder of a new sweep; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the sweep is refused, or an arm runs code that a deployment may not run; nothing has been run.
+        ConfigError: the sweep is refused, an arm runs code that a deployment may not run, or has more processes than there are
+            slots or GPUs here; nothing has been run.
         SweepError: the folder already holds a sweep.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
@@ -59,6 +61,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     for note in plan.notes:
         say(f"warning: {note}")
     require_sampler(plan.configs)
+    if plan.sweep.runs.where == "local":
+        require_places(plan.configs)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
     SweepDir(path).mark("sweep")
@@ -124,15 +128,16 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
 @contextlib.contextmanager
 def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
     """Yield what starts the runs; vLLM servers that runs of this machine share end with it."""
-    runs = stored.plan.sweep.runs
+    runs, configs = stored.plan.sweep.runs, stored.plan.configs
     if runs.where == "deployment":
         yield DeploymentLauncher(stored.id, runs.deployment)
         return
     # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
     folders = os.pathsep.join(stored.import_from)
     variables = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri)), FOLDERS_VARIABLE: folders}
-    server_logs = stored.dir.vllm if any(map(starts_server, stored.plan.configs)) else None
-    with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs)) as launcher:
+    server_logs = stored.dir.vllm if any(map(starts_server, configs)) else None
+    processes = max(config.training.processes for config in configs)
+    with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs, processes)) as launcher:
         yield launcher
 
 

@@ -45,6 +45,7 @@ RULES = (
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="report +runs/stopped/report", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
+    Rule(pattern=r"grpo join .*", not_run="needs another node, which tests/integration/test_launch.py stands for"),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),
     Rule(pattern=r"grpo import-config .*", phrase=r"keys of TRL [\d.]+: .* mapped", instead={"configs/mine": "configs/new"}),
     Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),

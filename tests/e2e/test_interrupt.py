@@ -69,9 +69,14 @@ def check_end(journal: Path, log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "before"),
-    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGTERM, 143, ("timeout", "600"))],
-    ids=["ctrl-c", "sigterm-to-the-group", "timeout"],
+    ("number", "code", "before", "options"),
+    [
+        (signal.SIGINT, 130, (), ()),
+        (signal.SIGTERM, 143, (), ()),
+        (signal.SIGTERM, 143, ("timeout", "600"), ()),
+        (signal.SIGINT, 130, (), ("training.processes=2", "training.shards=1")),
+    ],
+    ids=["ctrl-c", "sigterm-to-the-group", "timeout", "ctrl-c-to-two-processes"],
 )
 def test_a_run_that_is_asked_to_end_finishes_its_step(
     start: Callable[..., subprocess.Popen[bytes]],
@@ -80,8 +85,9 @@ def test_a_run_that_is_asked_to_end_finishes_its_step(
     number: int,
     code: int,
     before: tuple[str, ...],
+    options: tuple[str, ...],
 ) -> None:
-    command = start("train", str(tiny_yaml), *OPTIONS, "--run-dir", "runs/one", before=before)
+    command = start("train", str(tiny_yaml), *OPTIONS, *options, "--run-dir", "runs/one", before=before)
     journal = tmp_path / "runs" / "one" / "journal.jsonl"
     await_step(command, journal, tmp_path / "log")
     if before:

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE, held_slot
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.journal import Journal, read_journal
 
@@ -48,28 +45,3 @@ def test_a_forked_worker_does_not_hold_its_parents_journal(tmp_path: Path) -> No
     finally:
         os.kill(worker, signal.SIGKILL)
         parent.stdout.close()
-
-
-def test_a_taken_slot_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SLOTS_VARIABLE, "1")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "slots"))
-    reports: list[str] = []
-
-    class EnoughError(Exception):
-        pass
-
-    def give_up() -> None:
-        raise EnoughError
-
-    with held_slot(give_up) as (descriptor,):
-        assert not os.get_inheritable(descriptor)
-        with pytest.raises(EnoughError), held_slot(give_up, reports.append):
-            pass
-        child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,))
-    assert reports == [f"waiting for one of 1 slot(s), held by process {os.getpid()}"]
-    with pytest.raises(EnoughError), held_slot(give_up):  # its child holds it still
-        pass
-    child.kill()
-    child.wait()
-    with held_slot(give_up):
-        pass

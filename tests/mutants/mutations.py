@@ -4,6 +4,6 @@ Adding one: name the function, and the expression in it, which must occur exactl
 assertion because of its replacement. Where none does, the tests have a hole: close it in the test file named beside it.
 """
 
-from tests.mutants import objective, signals, training
+from tests.mutants import objective, processes, signals, training
 
-MUTATIONS = (*objective.MUTATIONS, *signals.MUTATIONS, *training.MUTATIONS)
+MUTATIONS = (*objective.MUTATIONS, *signals.MUTATIONS, *training.MUTATIONS, *processes.MUTATIONS)

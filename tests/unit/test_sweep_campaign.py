@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from grpo_core.config import apply_overrides, validate_config
+from grpo_core.machine.gpus import visible_gpus
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.campaign import Campaign, Ended, Job, gpu_variables, prune_reason, rungs, visible_gpus
+from grpo_core.sweep.campaign import Campaign, Ended, Job, gpu_variables, prune_reason, rungs
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.schema import PrunerConfig
 from grpo_core.sweep.study import SweepStudy
@@ -186,22 +187,30 @@ def test_a_drift_over_its_budget_ends_a_run_at_a_rung(
     assert reason is None if said is None else said in str(reason)
 
 
-# Which GPU a local run gets
+# Which GPUs a local run gets
 
 
 @pytest.mark.parametrize(
-    ("available", "taken", "concurrency", "wanted"),
+    ("available", "taken", "processes", "most", "wanted"),
     [
-        (("GPU-a", "GPU-b"), ("GPU-a",), 2, {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
-        (("0", "1"), ("1",), 2, {"CUDA_VISIBLE_DEVICES": "0"}),
-        (("0", "1"), ("0", "1"), 3, {"CUDA_VISIBLE_DEVICES": "0", "GRPO_SLOTS": "2"}),
-        ((), (), 4, {}),
+        (("GPU-a", "GPU-b"), ("GPU-a",), 1, 2, {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
+        (("0", "1"), ("1",), 1, 2, {"CUDA_VISIBLE_DEVICES": "0"}),
+        (("0", "1"), ("0", "1"), 1, 3, {"CUDA_VISIBLE_DEVICES": "0", "GRPO_SLOTS": "2"}),
+        (("0", "1", "2", "3"), ("0", "1"), 2, 4, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (("0", "1", "2", "3"), ("1", "2"), 2, 4, {"CUDA_VISIBLE_DEVICES": "0,3"}),
+        (("0", "1"), ("0", "1"), 2, 4, {"CUDA_VISIBLE_DEVICES": "0,1", "GRPO_SLOTS": "2"}),
+        ((), (), 1, 4, {}),
     ],
 )
-def test_every_run_has_a_gpu_of_its_own_as_long_as_there_are_enough(
-    available: tuple[str, ...], taken: tuple[str, ...], concurrency: int, wanted: dict[str, str]
+def test_every_process_has_a_gpu_of_its_own_as_long_as_there_are_enough(
+    available: tuple[str, ...], taken: tuple[str, ...], processes: int, most: int, wanted: dict[str, str]
 ) -> None:
-    assert gpu_variables(available, taken, concurrency) == wanted
+    assert gpu_variables(available, taken, processes, most) == wanted
+
+
+def test_arms_may_differ_in_their_processes_and_each_run_has_its_own(tmp_path: Path) -> None:
+    jobs, _, _ = run_all(stored_sweep(tmp_path, axes={"training.processes": [1, 2]}), {})
+    assert [job.processes for job in jobs] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(("value", "found"), [("", ()), ("-1", ()), ("2, 3", ("2", "3")), ("GPU-1f", ("GPU-1f",))])

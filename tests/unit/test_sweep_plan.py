@@ -118,6 +118,19 @@ def test_arms_differ_in_what_is_swept_and_in_what_keeps_the_invariant_alone(hold
         assert {key for key in config if config[key] != configs[0][key]} <= changed
 
 
+def test_runs_on_gpus_are_as_many_at_a_time_as_have_their_own_and_a_stored_sweep_keeps_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    values = {**ONE_AXIS, "overrides": {"training.processes": 2, "training.device": "cuda"}}
+    sweep = make_plan(values).sweep
+    assert sweep.runs.concurrency == 4
+    assert make_plan({**values, "runs": {"concurrency": 5}}).sweep.runs.concurrency == 5
+    assert make_plan({**values, "runs": {"where": "deployment"}}).sweep.runs.concurrency == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert make_plan(sweep.model_dump(mode="json")).sweep.runs.concurrency == 4
+
+
 def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
     axes = {"loss.beta": {"low": 0.001, "high": 1.0, "log": True}, "rollout.group_size": {"low": 2, "high": 8, "step": 2}}
     plan = make_plan({"base": "quickstart", "axes": axes, "hold": "prompts", "sampler": "random", "trials": 7})

@@ -29,6 +29,7 @@ from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampling
 from grpo_core.generation.vllm.client import Completion, Request, VllmClient
 from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.machine.disk import free_bytes, is_full_disk
+from grpo_core.parallel.sharded import gathered, is_spread
 from grpo_core.policy.device import is_out_of_memory
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
@@ -81,7 +82,8 @@ def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
     """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own."""
     dtype = getattr(torch, policy.dtype)
-    return {name: value.to(device="cpu", dtype=dtype).contiguous() for name, value in policy.merged_weights()}
+    copy = is_spread(policy.model)  # memory that NumPy has seen could not be given back
+    return {name: value.to(device="cpu", dtype=dtype, copy=copy).contiguous() for name, value in policy.merged_weights()}
 
 
 def probe_of(prompts: Sequence[Sequence[int]], most: int = MOST_TOKENS) -> list[tuple[int, ...]]:
@@ -174,10 +176,20 @@ class VllmSampler:
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. A server that is lost is started again, given the weights and asked for the same completions.
 
+        Of several processes, the first does it and hands the completions to the others.
+
         Raises:
             StaleWeightsError: the server does not compute with the policy's weights.
             SamplerError: it refuses, or is lost for good.
         """
+        with gathered(self._policy.model):
+            return self._policy.world.on_first(lambda: self._ask(prompts, settings, key))
+
+    def close(self) -> None:
+        """End the server, if it is this run's."""
+        self._end()
+
+    def _ask(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         is_lost, tries = retry_if_exception_type(ServerGoneError), stop_after_attempt(TRIES)
         try:
             return Retrying(retry=is_lost, stop=tries, after=self._forget, reraise=True)(self._sample, prompts, settings, key)
@@ -185,10 +197,6 @@ class VllmSampler:
             if isinstance(error, GrpoError) or is_out_of_memory(error) or is_full_disk(error):  # the trainer's own
                 raise
             raise SamplerError(f"vLLM cannot be used: {cause(error)}") from error
-
-    def close(self) -> None:
-        """End the server, if it is this run's."""
-        self._end()
 
     def _forget(self, attempt: RetryCallState) -> None:
         logger.warning("%s; a vLLM server is asked again for the same step", attempt.outcome and attempt.outcome.exception())
@@ -234,7 +242,9 @@ class VllmSampler:
             for number, tokens in enumerate(self._probe)
         ]
         rows = as_batch(firsts, 1, rest, self._policy)
-        return replace(self._policy, temperature=1.0).logps(rows)[rows.completion_mask].double().cpu()
+        with torch.no_grad():  # one pass, of this process alone
+            found = replace(self._policy, temperature=1.0).forward(rows, range(rows.num_rows))
+        return found.logps[rows.completion_mask].double().cpu()
 
 
 def _refuse_version(engine: VllmEngine, version: str) -> None:

@@ -1,0 +1,67 @@
+"""The whole flow with a training of two processes: as with one, it is repeated bit for bit, and what ended it is told."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect import get_client
+
+from grpo_core.run.journal import read_journal
+
+pytestmark = pytest.mark.proof
+
+ROOT = Path(__file__).parents[2]
+TWO = ("training.processes=2", "training.shards=1")
+
+
+def test_a_run_of_two_processes_is_repeated_bit_for_bit(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    done = grpo("train", str(tiny_yaml), *TWO, "--run-dir", "runs/two", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "held-out greedy accuracy" in done.stdout
+    # The training evaluated its last policy itself: nothing was left to a process of its own.
+    assert (tmp_path / "runs" / "two" / "eval" / "final.json").exists()
+    assert not (tmp_path / "runs" / "two" / "evaluate-final.log").exists()
+    repeated = grpo("reproduce", "runs/two", cwd=tmp_path)
+    assert repeated.returncode == 0, repeated.stderr + repeated.stdout
+    assert "identical: " in repeated.stdout
+    assert "policy after step 4: the same weights, bit for bit" in repeated.stdout
+
+
+def test_the_rank_that_was_killed_is_told_by_the_command_and_by_prefect(
+    prefect_api: str, tiny_yaml: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "runs" / "killed"
+    options = (*TWO, "training.steps=100000", "evaluation.every_steps=null", "evaluation.samples=0")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "train", str(tiny_yaml), *options, "--run-dir", "runs/killed"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    journal = run_dir / "journal.jsonl"
+    while not (journal.exists() and '"kind":"step"' in journal.read_text()):
+        assert command.poll() is None, command.communicate()[0]
+        time.sleep(0.1)
+    ranks = [
+        child
+        for child in psutil.Process(command.pid).children(recursive=True)
+        if "grpo_core.training" in child.cmdline() and child.environ()["RANK"] == "1"
+    ]
+    ranks[0].kill()
+    said = command.communicate(timeout=120)[0]
+    cause = "rank 1: was killed by SIGKILL"
+    assert command.returncode == 1
+    assert f"error: {cause}" in said
+    assert read_journal(journal)[-1].data["reason"] == cause
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID((run_dir / "flow_run").read_text().strip())).state
+    assert state is not None
+    assert cause in str(state.message)
