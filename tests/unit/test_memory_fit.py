@@ -240,7 +240,8 @@ def test_the_smallest_number_of_gpus_that_fits_is_proposed():
     shape, preset = KNOWN_SHAPES["Qwen/Qwen2.5-7B-Instruct"], "gsm8k_qwen25_7b_8gpu"
 
     def fit(gigabytes=80, **values):
-        chosen = load_config(preset, {key.replace("__", "."): of for key, of in values.items()})
+        given = {key.replace("__", "."): value for key, value in values.items()}
+        chosen = load_config(preset, {"training.rollout_rows": 128, **given})
         return fit_of(chosen, shape, gigabytes * 10**9)
 
     (fault,) = memory_faults(fit(training__processes=1))
