@@ -14,7 +14,7 @@ from grpo_core.errors import RewardError, TrainingError
 from grpo_core.parallel.world import SOLO, World, joined
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
-from tests.conftest import build_values
+from tests.conftest import build_model, build_tokenizer, build_values
 from tests.support.agreement import agree, agree_at_first
 from tests.support.ranks import RankServer
 
@@ -180,9 +180,15 @@ class Trainings:
 
 
 @pytest.fixture(scope="module")
-def trainings(server: RankServer, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    """What trains."""
-    return Trainings(server, tmp_path_factory.mktemp("runs"), build_values(tiny_model_dir))
+def trainings(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    """What trains a model whose norms have learned something: a factor of 1 cannot be rounded."""
+    folder, model = tmp_path_factory.mktemp("runs"), build_model()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+    model.save_pretrained(folder / "model")
+    build_tokenizer().save_pretrained(folder / "model")
+    return Trainings(server, folder, build_values(folder / "model"))
 
 
 def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(trainings: Trainings) -> None:
