@@ -19,7 +19,7 @@ matrices are gathered in the compute type when its turn comes, beside those of t
 norms, vocabulary head), in fp32:
 
     states   / shards
-    rollout  + all matrices and twice the root, instead of casts: FSDP2 keeps what the last gather of a pass has received
+    rollout  + all matrices and the root, instead of casts
     logps    + the matrices of two layers and the root, instead of casts
     update   + the matrices of two layers, instead of casts; gradients / shards
              + 3 times the root: its weights, its gradient, and that gradient on its way to the others
@@ -122,7 +122,7 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted) * (shards == 1)
     if half == HALF and adapter is not None:
         multiplied += 2 * half * adapter.weights  # with the zeros between B of matrices that are joined
-    return multiplied + _weights(config, shape, shape.layers, roots=2) + cache + 3 * FLOAT * rows * shape.vocabulary
+    return multiplied + _weights(config, shape, shape.layers) + cache + 3 * FLOAT * rows * shape.vocabulary
 
 
 def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:

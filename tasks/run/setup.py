@@ -179,8 +179,8 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
         require_places([config])
-        folders, made = recorded_folders(run, origin.import_from), changes_between(base, config)
-        run_dir.create(config, Origin(preset=origin.preset, changes=made, import_from=folders), "reproduction")
+        folders = recorded_folders(run, origin.import_from)
+        run_dir.create(config, replace(origin, changes=changes_between(base, config), import_from=folders), "reproduction")
         if not any(key.startswith(FROZEN_BY) for key in overrides):
             copy_prompts(original, run_dir)
         claim(run_dir.path)
