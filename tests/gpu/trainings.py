@@ -17,6 +17,7 @@ from grpo_core.machine.hardware import core_count
 from grpo_core.run.child import REUSED_MEMORY, python_path
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
+from grpo_core.training import training_module
 from tests.gpu.conftest import Check
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def start(config: RunConfig, folder: Path, **variables: str) -> "subprocess.Pope
     python = config.training.python or sys.executable
     environment = {**REUSED_MEMORY, **os.environ, "PYTHONPATH": python_path(), **variables}
     with run_dir.log_file("train").open("ab") as log:
-        command = [str(python), "-m", "grpo_core.training", str(run_dir.path)]
+        command = [str(python), "-m", training_module(config), str(run_dir.path)]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
