@@ -86,8 +86,8 @@ class Ranks:
         for process in self.processes.values():
             process.send_signal(number)
 
-    def failures(self) -> Iterator[Reason]:
-        """Wait for all of them; yield why each failed that did. Those that outlive a failure are ended."""
+    def failures(self, collective_seconds: float) -> Iterator[Reason]:
+        """Wait for all of them; yield why each failed that did. Those that outlive others for too long are ended."""
         deadline, running = math.inf, dict(self.processes)
         while running:
             time.sleep(POLL_SECONDS / 5)
@@ -98,8 +98,9 @@ class Ranks:
                 # It, or what a user's code has started in its group.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-                if process.wait() not in STOPPED:
-                    deadline = min(deadline, time.monotonic() + PATIENCE_SECONDS)
+                has_failed = process.wait() not in STOPPED
+                deadline = min(deadline, time.monotonic() + (PATIENCE_SECONDS if has_failed else collective_seconds))
+                if has_failed:
                     yield _reason(rank, process.returncode, is_silent=is_silent)
 
 
@@ -135,7 +136,7 @@ def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: i
     if node.index == 0:
         remove(run_dir.ranks)
     ranks = Ranks(arguments, own_variables)
-    failed = list(ranks.failures())
+    failed = list(ranks.failures(config.training.collective_seconds))
     if not failed:
         return max(process.returncode for process in ranks.processes.values())
     for reason in failed:
@@ -146,9 +147,9 @@ def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: i
     code, message = reasons[0].exit_code, told(reasons, config.training.processes)
     records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
     has_ended = any(record.kind == "end" for record in records[num_records:])
-    if code == 128 + ranks.told or (has_ended and code > 128):
-        kill_itself(code - 128)  # as one process: before it could finish a step, or in the evaluation after its last
-    if node.index == 0 and not has_ended:
+    if has_ended or code == 128 + ranks.told:  # in the evaluation after the last step, which is made again; before the first
+        kill_itself(code - 128 if code > 128 else signal.SIGKILL)
+    if node.index == 0:
         rank = None if message == reasons[0].message else reasons[0].rank
         data = {"status": "failed", "reason": message, "rank": rank, "exit_code": code}
         with contextlib.suppress(JournalError), contextlib.closing(Journal(run_dir.journal_file)) as journal:

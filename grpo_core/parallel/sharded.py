@@ -104,6 +104,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
         return
     run(model, lambda: None)  # what runs first is taken for the whole model
+    settle(model)  # FSDP2 would keep what it has received for that
     for unit in _units(model):
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()

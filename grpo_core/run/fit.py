@@ -11,6 +11,7 @@ from grpo_core.config.limits import process_limits, trl_limits
 from grpo_core.generation.vllm.launch import server_bytes
 from grpo_core.machine.gpus import gpu_memory
 from grpo_core.machine.hardware import CPUINFO, available_memory, has_bfloat16_kernels
+from grpo_core.parallel import processes_here
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.memory import MemoryNeed, acting_on, changed, memory_need, states_of
 from grpo_core.run.sizes import KeptWeights, ModelShape, checkpoint_bytes, count_parameters, shape_of, shown_bytes
@@ -128,7 +129,8 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     on_gpu = device_memory is not None or will_use_gpu(config)
     config, host = acting_on(config, on_gpu=on_gpu), available_memory()
     processes, shards = config.training.processes, weight_shards(config)
-    total = device_memory if device_memory is not None else gpu_memory() if on_gpu else host and host // processes
+    here = gpu_memory() if on_gpu else host and host // processes_here(processes)
+    total = here if device_memory is None else device_memory
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need, (_, formula) = memory_need(config, shape, padded=on_gpu), states_of(config, shape)
     too_large = [] if available is None else [phase for phase, needed in need.phases().items() if needed > available]

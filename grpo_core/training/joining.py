@@ -19,12 +19,15 @@ def join(run_dir: RunDir) -> None:
     Raises:
         ConfigError: this is the first node.
         FolderError: another version made the folder.
+        JournalError: the journal of the run is damaged.
     """
     if is_first_node():
         raise ConfigError("PET_NODE_RANK: is 0, the first node, which starts with `grpo train`; the others join it")
-    while not run_dir.config_file.exists() or not _has_started(run_dir):
-        if run_dir.config_file.exists() and run_status(run_dir).state == "finished":
-            return
+    while not run_dir.config_file.exists():
+        time.sleep(POLL_SECONDS)
+    if run_status(run_dir).state == "finished":
+        return
+    while not _has_started(run_dir):
         time.sleep(POLL_SECONDS)
     program = interpreter(run_dir.read_config().training.python)
     os.execvpe(program, [program, "-m", LAUNCHER, str(run_dir.path), EVALUATE], child_environment())

@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
-from grpo_core.config.derived import code_in, repeatability, weight_shards
+from grpo_core.config.derived import Repeatability, code_in, repeatability, weight_shards
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
@@ -156,7 +156,8 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         JournalError: the run cannot be read, or the folder already holds one.
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
-        ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
+        ConfigError: an override is refused, the configuration runs code that a deployment may not run, or it has more processes
+            than there are slots or GPUs here.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
@@ -177,17 +178,23 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         refuse_code([config])
-        folders, made = recorded_folders(run, origin.import_from), changes_between(base, config)
-        run_dir.create(config, Origin(preset=origin.preset, changes=made, import_from=folders), "reproduction")
+        require_places([config])
+        folders = recorded_folders(run, origin.import_from)
+        run_dir.create(config, replace(origin, changes=changes_between(base, config), import_from=folders), "reproduction")
         if not any(key.startswith(FROZEN_BY) for key in overrides):
             copy_prompts(original, run_dir)
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
     changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
-    for line in (*changes, f"the run repeats {repeatability(base, sessions).what}"):
+    for line in (*changes, f"the run repeats {_promise(original, config).what}"):
         say(line)
     return run_dir.path
+
+
+def _promise(original: RunDir, config: RunConfig) -> Repeatability:
+    """Return how far a run is repeated with a configuration."""
+    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
+    return repeatability(original.read_config(), sessions)
 
 
 def _last_processes(original: RunDir, config: RunConfig) -> dict[str, int]:

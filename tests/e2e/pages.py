@@ -32,6 +32,7 @@ RUN, STOPPED, DAMAGED, SWEEP = "runs/<run>", "runs/stopped", "runs/damaged", "ru
 SERVERS = "starts servers, which tests/e2e/test_stack.py does"
 LONG = "takes many minutes"
 VLLM = "needs vLLM"
+NODES = "needs other nodes, for which tests/integration/test_launch.py has stand-ins"
 
 RULES = (
     Rule(pattern=r"make train.*", phrase=r"held-out greedy accuracy"),
@@ -40,6 +41,8 @@ RULES = (
     Rule(pattern=r"make vllm.*", not_run=VLLM),
     Rule(pattern=r"(GRPO_\S+ )*make gpu-check.*", not_run=LONG),
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
+    Rule(pattern=r"(PET_\S+ )?grpo (train my\.yaml|join) .*|export PET_.*", not_run=NODES),
+    Rule(pattern=r"grpo train gsm8k_\S+ training\.processes=\d", not_run="needs GPUs and weights of the hub"),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="report +runs/stopped/report", instead={RUN: STOPPED}),

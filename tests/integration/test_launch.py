@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from grpo_core.machine.process import LIFELINE_VARIABLE
+from grpo_core.run.child import ProcessState, write_process_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from tests.integration.test_training import assert_same_weights, step_figures
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
+ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 SEVERAL = {"training.processes": 2, "training.shards": 1, "training.steps": 100000, "training.checkpoint_every": None}
 REWARDS = """
@@ -57,12 +59,12 @@ if os.environ.get("RANK") == os.environ.get("FAILS", ""):
 class Launched:
     """A training of several processes on this machine, or one node of it."""
 
-    def __init__(self, run_dir: RunDir, **options: Any) -> None:
+    def __init__(self, run_dir: RunDir, *arguments: str, **options: Any) -> None:
         """Start it."""
         self.run_dir, self.log = run_dir, run_dir.log_file(f"train{options.get('env', {}).get('PET_NODE_RANK', '')}")
-        environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{run_dir.path}", **options.pop("env", {})}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{run_dir.path}", **options.pop("env", {})}
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "grpo_core.parallel.launch", str(run_dir.path)]
+            command = [sys.executable, "-m", "grpo_core.parallel.launch", str(run_dir.path), *arguments]
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, cwd=run_dir.path, start_new_session=True, **options
             )
@@ -105,12 +107,14 @@ def launch(tiny_run: Any) -> Iterator[Callable[..., Launched]]:
     """Return a function that starts a training of several processes; it ends with the test, which leaves none of them."""
     launched: list[Launched] = []
 
-    def begin(overrides: dict[str, Any] | None = None, run_dir: RunDir | None = None, **options: Any) -> Launched:
+    def begin(
+        overrides: Any = None, run_dir: RunDir | None = None, arguments: tuple[str, ...] = (), **options: Any
+    ) -> Launched:
         if run_dir is None:
             run_dir = tiny_run({**SEVERAL, **(overrides or {})})
             (run_dir.path / "of_test.py").write_text(REWARDS)
             (run_dir.path / "sitecustomize.py").write_text(FAULT)
-        launched.append(Launched(run_dir, **options))
+        launched.append(Launched(run_dir, *arguments, **options))
         return launched[-1]
 
     yield begin
@@ -255,14 +259,20 @@ def test_no_rank_outlives_the_launcher(launch: Any) -> None:
 
 
 @pytest.fixture
-def two_nodes(launch: Any) -> tuple[Launched, Launched]:
-    """Two launchers on this machine, as two nodes, in a training that has begun."""
+def nodes() -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of two nodes, for which this machine stands."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-    first = launch(env={**common, "PET_NODE_RANK": "0"})
-    second = launch(run_dir=first.run_dir, env={**common, "PET_NODE_RANK": "1"})
+    return {**common, "PET_NODE_RANK": "0"}, {**common, "PET_NODE_RANK": "1"}
+
+
+@pytest.fixture
+def two_nodes(launch: Any, nodes: tuple[dict[str, str], dict[str, str]]) -> tuple[Launched, Launched]:
+    """Two launchers as two nodes, in a training that has begun."""
+    first = launch(env=nodes[0])
+    second = launch(run_dir=first.run_dir, env=nodes[1])
     first.until(first.has_step)
     return first, second
 
@@ -287,18 +297,42 @@ def test_a_node_that_is_gone_is_told_by_the_first(two_nodes: tuple[Launched, Lau
         check_failure(first, 137, "rank 1: was killed by SIGKILL", 1)
 
 
+def test_a_node_joins_when_the_first_has_come_to_the_training_and_ends_with_it(
+    launch: Any, nodes: tuple[dict[str, str], dict[str, str]], tiny_run: Any, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "flows.cli", "join", str(tmp_path / "run")]
+    environment = {**os.environ, **nodes[1], "PYTHONPATH": str(ROOT)}
+    joined = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run_dir = tiny_run({**SEVERAL, "training.steps": 2})
+    time.sleep(1)
+    assert joined.poll() is None  # it waits: the first node still prepares the run
+    first = launch(run_dir=run_dir, arguments=("--evaluate",), env=nodes[0])
+    write_process_state(run_dir.process_file, ProcessState(pid=first.process.pid, returncode=None))
+    said, _ = joined.communicate(timeout=SECONDS)
+    assert (joined.returncode, first.end()) == (0, 0), said
+    assert said.splitlines()[0] == f"folder    {run_dir.path}"
+    assert read_journal(run_dir.journal_file)[-1].kind == "eval"
+    again = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, "the run is finished")
+
+
 def test_killed_again_and_again_a_training_is_bitwise_the_one_that_never_was(tiny_run: Any, launch: Any) -> None:
-    sizes = {"rollout.num_prompts_per_step": 8, "rollout.group_size": 8, "rollout.max_completion_tokens": 16}
-    options = {**SEVERAL, **sizes, "training.steps": 24, "training.checkpoint_every": 2, "reference.mixup_alpha": 0.5}
+    options = {
+        **SEVERAL,
+        "rollout.group_size": 16,
+        "training.steps": 16,
+        "training.checkpoint_every": 2,
+        "reference.mixup_alpha": 0.5,
+    }
     whole = launch(run_dir=tiny_run(options, name="whole"))
     assert whole.end() == 0, whole.log.read_text()
     steps = [record for record in read_journal(whole.run_dir.journal_file) if record.kind == "step"]
     step_seconds = steps[-1].metrics["time/step_seconds"]
     run_dir = tiny_run(options, name="killed")
-    for number in range(6):  # in each sixth of a step
+    for number in range(4):  # in each quarter of a step
         run = launch(run_dir=run_dir)
         run.until(partial(run.has_step, run.num_steps + 2 + number % 2))
-        time.sleep(step_seconds * number / 6)
+        time.sleep(step_seconds * number / 4)
         run.ranks()[number % 2].kill()
         assert run.end() == 137, run.log.read_text()
     run = launch(run_dir=run_dir)

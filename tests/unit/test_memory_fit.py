@@ -228,7 +228,8 @@ def test_spread_over_gpus_a_model_needs_what_the_trial_of_the_design_says(model)
         "training__gradient_checkpointing": True,
     }
     for gpus, (states, update, rollout) in TRIAL[model].items():
-        need = memory_need(several(gpus, **sizes), KNOWN_SHAPES[model], padded=True)
+        shape = KNOWN_SHAPES[model]
+        need = memory_need(several(gpus, **sizes), shape, padded=True)
         assert need.states / 1e9 == pytest.approx(states, rel=0.01, abs=0.06)
         assert need.rollout / 1e9 == pytest.approx(rollout, rel=0.01, abs=0.06)
         assert need.update / 1e9 == pytest.approx(update, rel=0.07)
@@ -238,7 +239,8 @@ def test_the_smallest_number_of_gpus_that_fits_is_proposed():
     shape, preset = KNOWN_SHAPES["Qwen/Qwen2.5-7B-Instruct"], "gsm8k_qwen25_7b_8gpu"
 
     def fit(gigabytes=80, **values):
-        chosen = load_config(preset, {key.replace("__", "."): of for key, of in values.items()})
+        given = {key.replace("__", "."): value for key, value in values.items()}
+        chosen = load_config(preset, {"training.rollout_rows": 128, **given})
         return fit_of(chosen, shape, gigabytes * 10**9)
 
     (fault,) = memory_faults(fit(training__processes=1))
