@@ -101,15 +101,6 @@ MUTATIONS = (
         "A process that samples nothing would fetch other layers than the others: all wait for ever.",
     ),
     Mutation(
-        "shards-rest-stays-gathered",
-        SHARDED,
-        "spread",
-        "reshard_after_forward=True",
-        "reshard_after_forward=False",
-        TESTS,
-        "After a last pass without gradient the norm would be of other parameters, and clip otherwise.",
-    ),
-    Mutation(
         "shards-norms-in-bfloat16",
         SHARDED,
         "spread",
