@@ -148,9 +148,9 @@ def check_failure(run: Launched, code: int, reason: str, rank: int | None) -> No
     assert run.last_line == end.data["reason"]
 
 
-@pytest.mark.parametrize(("processes", "rank"), [(2, 0), (2, 1), (4, 2)])
-def test_a_killed_rank_is_the_cause_and_not_who_lost_it(launch: Any, processes: int, rank: int) -> None:
-    run = launch({"training.processes": processes, "rollout.num_prompts_per_step": 4})
+@pytest.mark.parametrize(("processes", "shards", "rank"), [(2, 1, 0), (2, 2, 1), (4, 2, 2)])
+def test_a_killed_rank_is_the_cause_and_not_who_lost_it(launch: Any, processes: int, shards: int, rank: int) -> None:
+    run = launch({"training.processes": processes, "training.shards": shards, "rollout.num_prompts_per_step": 4})
     run.until(run.has_step)
     run.ranks()[rank].kill()
     check_failure(run, 137, f"rank {rank}: was killed by SIGKILL", rank)

@@ -1,5 +1,6 @@
 """What is refused and what is waited for where a run is resumed, from the terminal and from Python alike."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +39,14 @@ def test_a_run_of_an_engine_without_resume_is_refused_once_it_has_a_checkpoint(t
         resume(run_dir.path)
 
 
-def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are_removed(tiny_run: Any) -> None:
+@pytest.mark.parametrize("is_one_of_several", [False, True])
+def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are_removed(
+    tiny_run: Any, is_one_of_several: bool
+) -> None:
     run_dir, lines, began = tiny_run(), list[str](), time.monotonic()
     with held_by_another(run_dir.journal_file, 1.0) as orphan:
-        run_dir.process_file.write_text(f'{{"pid": {orphan}, "returncode": null, "left": false}}\n')
+        noted = os.getpid() if is_one_of_several else orphan  # the process that has started those that train
+        run_dir.process_file.write_text(f'{{"pid": {noted}, "returncode": null, "left": false}}\n')
         run_dir.request_stop("of the session before")
         with lock_run(run_dir, lines.append):
             assert time.monotonic() - began >= 0.9
