@@ -62,7 +62,7 @@ def spread(model: Model, layers: list[nn.Module], world: World, *, in_bfloat16: 
         if in_bfloat16:
             fully_shard([module for module in layer.modules() if _is_norm(module)], mesh=mesh, mp_policy=policies[None])
         fully_shard(layer, mesh=mesh, mp_policy=policies[compute])
-    # The rest is given back after a pass, too: else `parameters()` would be those that were gathered.
+    # The rest is given back after a pass, too: nothing is kept between a forward and its backward pass but activations.
     fully_shard(model, mesh=mesh, mp_policy=policies[None], reshard_after_forward=True)
     for unit in _units(model):
         unit.set_gradient_divide_factor(1.0)  # denominators are those of the whole step
@@ -92,7 +92,10 @@ def run(model: nn.Module, function: Callable[[], Result]) -> Result:
 
 
 def settle(model: nn.Module) -> None:
-    """Forget the order of passes without a backward pass: it may be another in another process, which would wait for ever."""
+    """End a phase of passes: give back what is still gathered, else `parameters()` are other tensors; forget their order.
+
+    Passes without a backward pass may have had another order in another process, which would then wait for ever.
+    """
     if isinstance(model, FSDPModule):
         model.reset_iter_state()
 
@@ -113,7 +116,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
     finally:
         for unit in _units(model):
             unit.set_reshard_after_forward(True, recurse=False)
-        settle(model)  # which gives the weights back
+        settle(model)
 
 
 def full(tensor: Tensor) -> Tensor:
