@@ -1,5 +1,6 @@
 """The whole flow with a training of two processes: as with one, it is repeated bit for bit, and what ended it is told."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,12 @@ from uuid import UUID
 
 import psutil
 import pytest
+import yaml
 from prefect import get_client
 
+from flows.stack.services import run_processes
 from grpo_core.run.journal import read_journal
+from tests.e2e.project import Project, wait_for
 
 pytestmark = pytest.mark.proof
 
@@ -65,3 +69,23 @@ def test_the_rank_that_was_killed_is_told_by_the_command_and_by_prefect(
         state = client.read_flow_run(UUID((run_dir / "flow_run").read_text().strip())).state
     assert state is not None
     assert cause in str(state.message)
+
+
+def test_a_deployed_run_that_is_cancelled_finishes_its_step_and_leaves_no_process(
+    tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
+    endless = {"training.steps": 100000, "training.processes": 2}
+    with project.up("--slots", "2"):
+        run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(endless)}", 'run_dir="runs/cancelled"')
+        journal = tmp_path / "runs" / "cancelled" / "journal.jsonl"
+        wait_for(lambda: journal.exists() and '"kind":"step"' in journal.read_text())
+        assert project.run("prefect", "flow-run", "cancel", run_id).returncode == 0
+        assert wait_for(lambda: project.flow_run(run_id)["state_type"] == "CANCELLED")
+        assert run_processes(project.stack.folder) == []
+    records = read_journal(journal)
+    assert next(record.data["processes"] for record in records if record.kind == "start") == 2
+    assert (records[-1].kind, records[-1].data["reason"]) == ("end", "SIGTERM")
+    assert (journal.parent / "checkpoints" / f"step_{records[-1].step:06d}" / "manifest.json").exists()
