@@ -1,6 +1,7 @@
 """Several processes compute what one does: the same tokens, rewards and first figures, and the same weights up to rounding."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from grpo_core.run.journal import read_journal
 from tests.conftest import build_model, build_tokenizer
 from tests.integration.test_lowered_passes import cut_back
 from tests.support.agreement import CHANGE, agree, agree_at_first, change_apart, completions_apart, repeats
+from tests.support.killed_rank import PLACES
 from tests.support.ranks import TRAIN, RankServer
 
 pytestmark = pytest.mark.proof
@@ -176,6 +178,20 @@ def test_the_same_processes_repeat_bit_for_bit_beside_a_busy_neighbour(runs: Run
             neighbour.kill()
             neighbour.wait()
     repeats(first, again)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("where", PLACES)
+def test_a_run_one_of_whose_ranks_was_killed_is_resumed_bit_for_bit(runs: Runs, where: str, shards: int) -> None:
+    killed = runs.create(f"killed in {where} {shards}", **{"training.processes": 2, "training.shards": shards})
+    codes = runs.server.run("tests.support.killed_rank:train_until_killed", f"{killed.path} {where}", 2, killed.path)
+    assert codes[PLACES[where][0]] == -signal.SIGKILL
+    assert 0 not in codes
+    runs.server.train(killed, 2)
+    repeats(runs.trained("average", 2, shards), killed)
+    records = read_journal(killed.journal_file)
+    assert [record for record in records if record.kind == "alert"] == []
+    assert any(record.kind == "resume" for record in records)
 
 
 @pytest.mark.parametrize(
