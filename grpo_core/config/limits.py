@@ -83,11 +83,11 @@ def process_limits(config: RunConfig) -> tuple[Finding, ...]:
     return (
         error_if(
             training.processes % shards != 0,
-            f"training.shards: {shards} does not divide training.processes {training.processes}; set it to a divisor, or null",
+            f"training.shards: {shards} does not divide training.processes {training.processes}; set it to a divisor",
         ),
         error_if(
             shards > 1 and config.model.lora is not None,
-            f"training.shards: {shards} is not supported with model.lora, whose base each process has whole; set it to null",
+            f"training.shards: {shards} is not supported with model.lora, whose base each process has whole; set it to 1",
         ),
         error_if(
             shards > 1 and config.reference.offload,

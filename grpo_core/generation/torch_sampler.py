@@ -97,7 +97,7 @@ def _sample_batch(
         if (position + 1) % look_every == 0:
             going = (~ended).nonzero().squeeze(1)
             if not len(going):
-                return completion_ids[:, : position + 1], logps[:, : position + 1]
+                return completion_ids[:, : position + 1].clone(), logps[:, : position + 1].clone()
             if len(active) - len(going) >= len(active) / LEAVING:
                 decoder.keep(going)
                 active, tokens, ended = active[going], tokens[going], ended[going]

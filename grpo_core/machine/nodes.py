@@ -2,31 +2,33 @@
 
 import contextlib
 import os
-import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from grpo_core.errors import ConfigError
 
+STORE_VARIABLE = "GRPO_STORE"
+"""Where the processes of one machine meet: a file in a folder of this user alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """This machine among the `count` of the training, and where their processes meet: on the first one."""
+    """This machine among the `count` of the training, and the variables that say where their processes meet."""
 
     index: int
     count: int
-    address: str
-    port: int
+    meeting: Mapping[str, str]
 
 
 @contextlib.contextmanager
 def this_node() -> Iterator[Node]:
-    """Yield the node that the variables name; without them there is one, whose port nobody else gets while inside.
+    """Yield the node that the variables name; without them there is one, whose processes meet where nobody else does.
 
     Raises:
         ConfigError: a variable is missing or no number.
     """
-    count, index = _variable("PET_NNODES", 1), _variable("PET_NODE_RANK", 0)
+    count, index = node_count(), _variable("PET_NODE_RANK", 0)
     if count > 1:
         address = os.environ.get("PET_MASTER_ADDR")
         if not address or index >= count:
@@ -34,12 +36,21 @@ def this_node() -> Iterator[Node]:
                 f"PET_NNODES: each of {count} nodes needs the first one's address in PET_MASTER_ADDR, is {address!r}, and its "
                 f"own number, from 0, in PET_NODE_RANK, is {index}"
             )
-        yield Node(index=index, count=count, address=address, port=_variable("PET_MASTER_PORT", 29500))
+        port = str(_variable("PET_MASTER_PORT", 29500))
+        yield Node(index=index, count=count, meeting={"MASTER_ADDR": address, "MASTER_PORT": port})
         return
-    with socket.socket() as reserved:  # bound, and not listening: with this option, the first process may listen there
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        yield Node(index=0, count=1, address="127.0.0.1", port=reserved.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="grpo-store-") as folder:  # which nobody else can read
+        # Of the machine's networks, gloo uses the one that does not leave it.
+        yield Node(index=0, count=1, meeting={STORE_VARIABLE: f"file://{folder}/store", "GLOO_SOCKET_IFNAME": "lo"})
+
+
+def node_count() -> int:
+    """Return how many machines there are.
+
+    Raises:
+        ConfigError: the variable is no number of at least 1.
+    """
+    return max(1, _variable("PET_NNODES", 1))
 
 
 def is_first_node() -> bool:

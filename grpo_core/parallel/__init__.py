@@ -2,6 +2,11 @@
 
 import os
 
+from grpo_core.machine.nodes import STORE_VARIABLE, node_count
+
+OF_ONE_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
+"""Variables that the launcher sets; those that something else has set around a run are not handed on."""
+
 
 def is_first() -> bool:
     """Return whether this is the first process of its training, or the only one."""
@@ -20,4 +25,4 @@ def local_processes() -> int:
 
 def processes_here(processes: int) -> int:
     """Return how many of a training's processes run on this machine, before they do; on several nodes PET_NNODES is set."""
-    return -(-processes // int(os.environ.get("PET_NNODES", "1")))
+    return -(-processes // node_count())

@@ -52,7 +52,7 @@ def variables(config: RunConfig, node: Node) -> list[dict[str, str]]:
     gpus = visible_gpus() if will_use_gpu(config) else []
     if gpus and len(gpus) < local:
         raise ConfigError(f"training.processes: {local} on this node, which has {len(gpus)} GPU(s); each needs its own")
-    common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": node.address, "MASTER_PORT": node.port}
+    common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, **node.meeting}
     return [
         {name: str(value) for name, value in {**common, "RANK": node.index * local + index, "LOCAL_RANK": index}.items()}
         | ({VISIBLE_VARIABLE: gpus[index]} if gpus else {})
@@ -66,25 +66,27 @@ class Ranks:
     def __init__(self, arguments: Sequence[str], variables: Sequence[dict[str, str]]) -> None:
         """Start a process for each set of variables; call it from the main thread, with which they end."""
         lifeline, self.told = lifeline_from_environment(), 0
+        # Whoever kills this one's group kills theirs. Where it is a terminal's, they have their own: Ctrl-C comes from here.
+        self.have_groups = os.getsid(0) != os.getpid()
         self.processes = {
             int(own["RANK"]): subprocess.Popen(
                 [sys.executable, "-m", TRAINING, *arguments],
                 env={**os.environ, **own},
                 pass_fds=() if lifeline is None else (lifeline,),
-                process_group=0,  # a terminal's Ctrl-C comes from here, once
+                process_group=0 if self.have_groups else None,
                 preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509  (this process has one thread)
             )
             for own in variables
         }
-        for number in (signal.SIGTERM, signal.SIGINT):  # one that comes before ends this process, and with it those
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # one that comes before ends this process, and those
             signal.signal(number, self._hand_on)
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
-        self.told = number
+        self.told = signal.SIGTERM if number == signal.SIGHUP else number
         if number == signal.SIGINT:  # a second one ends everything at once
             signal.signal(number, signal.SIG_DFL)
         for process in self.processes.values():
-            process.send_signal(number)
+            process.send_signal(self.told)
 
     def failures(self, collective_seconds: float) -> Iterator[Reason]:
         """Wait for all of them; yield why each failed that did. Those that outlive others for too long are ended."""
@@ -97,7 +99,7 @@ class Ranks:
                 is_silent = process.poll() is None
                 # It, or what a user's code has started in its group.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    (os.killpg if self.have_groups else os.kill)(process.pid, signal.SIGKILL)
                 has_failed = process.wait() not in STOPPED
                 deadline = min(deadline, time.monotonic() + (PATIENCE_SECONDS if has_failed else collective_seconds))
                 if has_failed:

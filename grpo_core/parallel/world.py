@@ -10,6 +10,7 @@ server, the folder of the run.
 import contextlib
 import io
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from grpo_core.errors import TrainingError
+from grpo_core.errors import ConfigError, TrainingError
+from grpo_core.machine.nodes import STORE_VARIABLE
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -82,19 +84,21 @@ class World:
         """
         if self.size == 1:
             return compute()
-        result, error, packed = None, None, [b""]
+        packed = [b""]
         if self.is_first:
             try:
                 result = compute()
-            except Exception as raised:  # noqa: BLE001  (the others would wait for ever)
-                error = raised
-            packed = [_packed((result, error))]
+                packed = [_packed((result, None))]
+            except Exception as raised:  # the others would wait for ever
+                dist.broadcast_object_list([_packed_error(raised)], src=0)
+                raise
         dist.broadcast_object_list(packed, src=0)
-        if not self.is_first:
-            result, error = self._unpacked(packed[0])
+        if self.is_first:
+            return result
+        result, error = self._unpacked(packed[0])
         if error is not None:
             raise error
-        return result  # type: ignore[return-value]  # the function's, unless it raised
+        return result
 
     def agreed(self, value: Result | None) -> Result | None:
         """Return the value of the first process that has one."""
@@ -144,22 +148,42 @@ def _packed(value: object) -> bytes:
     return buffer.getvalue()
 
 
+def _packed_error(error: Exception) -> bytes:
+    """Return what lets the other processes raise an error, or one that says the same where it cannot be handed over."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  (whatever its class does then)
+        error = TrainingError(f"{type(error).__name__}: {error}")
+    return _packed((None, error))
+
+
 @contextlib.contextmanager
-def joined(shards: int, seconds: int, device: torch.device) -> Iterator[World]:
+def joined(processes: int, shards: int, seconds: int, device: torch.device) -> Iterator[World]:
     """Meet the other processes of a training, as torchrun's variables name them; without any, it is one process.
 
+    After an error nothing is closed: with NCCL that would wait for processes that wait for this one.
+
     Args:
+        processes: of the training.
         shards: over how many the weights are spread.
         seconds: after which a process that does not answer is given up.
         device: of this process.
+
+    Raises:
+        ConfigError: the variables are of another number of processes.
     """
+    rank, size, timeout = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), timedelta(seconds=seconds)
+    if size != processes:
+        raise ConfigError(
+            f"training.processes: {processes}, and the variable WORLD_SIZE says {size}; start it with `grpo train`"
+        )
     if "WORLD_SIZE" not in os.environ:
         yield SOLO
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
-    try:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        mesh = init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replicas", "shards"))
-        yield World(rank=rank, size=size, shards=shards, device=str(device), mesh=mesh)
-    finally:
-        dist.destroy_process_group()
+    backend, store = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", os.environ.get(STORE_VARIABLE)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timeout)
+    mesh = init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replicas", "shards"))
+    for name in ("replicas", "shards"):  # torch gives groups of a part of the processes its own
+        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(name))
+    yield World(rank=rank, size=size, shards=shards, device=str(device), mesh=mesh)
+    dist.destroy_process_group()

@@ -37,7 +37,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from grpo_core.errors import InitialPolicyError, ModelError, name_of, raised_as
 from grpo_core.machine.disk import build, durable_folder, flush, flush_all, read_json, sha256_of, whole_or_gone
 from grpo_core.parallel import is_first
-from grpo_core.parallel.sharded import as_rows, full, is_spread
+from grpo_core.parallel.sharded import as_rows, full
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
@@ -225,7 +225,8 @@ def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
         raise ModelError(f"{checkpoint}: policy is of another model: {fault}; was model.source or model.lora changed?")
     initial = find_initial(checkpoint, read_json(checkpoint / DIGEST_FILE)[DIGEST], reference.initial.weights())
     # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
-    is_mapped = is_spread(policy.model)  # of what each process then reads its rows
+    # One of several processes reads what it keeps of it: else each would have all in memory for a moment.
+    is_mapped = policy.world.size > 1
     saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu", mmap=is_mapped)
     trained = [parameter for group in trainable.optimizer.param_groups for parameter in group["params"]]
     for number, moments in saved["optimizer"]["state"].items():

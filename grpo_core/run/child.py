@@ -24,6 +24,7 @@ from grpo_core.errors import TrainingError, raised_as
 from grpo_core.machine.disk import append_private, read_json, write_whole
 from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slots
+from grpo_core.parallel import OF_ONE_PROCESS
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
 
@@ -231,7 +232,7 @@ def child_environment(*import_from: str) -> dict[str, str]:
     return {
         **REUSED_MEMORY,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in OF_ONE_PROCESS},
         "PYTHONPATH": python_path(*import_from),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
-        stop.install()
+        if not is_one_of_several():  # until they have met, a signal ends them: waiting for each other, they would not see it
+            stop.install()
         with contextlib.closing(Journal(run_dir.journal_file) if is_first() else UnwrittenJournal()) as journal:
             check_run(run_dir)
             try:
@@ -105,7 +106,8 @@ class UnwrittenJournal(Journal):
 def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bool) -> int:
     """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
     config = run_dir.read_config()
-    shards = weight_shards(batch_limits(run_dir).applied(config))
+    in_force = batch_limits(run_dir).applied(config)
+    processes, shards = in_force.training.processes, weight_shards(in_force)
     is_native = config.training.engine == "native"
     with gc_paused():
         for name, value in () if is_native else FOR_TRL.items():
@@ -121,7 +123,9 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
     device = pick_device(config.training.device)
-    with held_device(device), joined(shards, config.training.collective_seconds, device) as world:
+    with held_device(device), joined(processes, shards, config.training.collective_seconds, device) as world:
+        if is_one_of_several():
+            stop.install()
         session = open_session(run_dir, journal, stop, world)
         state = session.restore()
         if not is_native and 0 < state.step < config.training.steps:
@@ -208,6 +212,8 @@ def _fail(journal: Journal, error: Exception, run_dir: RunDir) -> int:
         with contextlib.suppress(JournalError):
             journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     write_last_line(message)
+    if is_one_of_several():  # the end of a process may wait for others that wait for it
+        os._exit(exit_code)
     return exit_code
 
 

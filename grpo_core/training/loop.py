@@ -50,8 +50,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
         except (SamplerError, RewardError):
             # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
             session.begin_checkpoint(state)
-            session.writer.finish()
-            session.world.agreed(None)  # all raise alike; a process that ended before it is written would end the first
+            session.finish_checkpoint()  # all raise alike; a process that ended before would end the first
             raise
         session.world.require_equal(result.digest(), f"step {result.state.step}")
         state = conclude(session, result)
@@ -62,6 +61,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
                 f"{settings.max_skipped_updates}); the policy is the one before them"
             )
     session.begin_checkpoint(state)
+    session.finish_checkpoint()
     return state, None if is_over(settings, state) else stopped
 
 

@@ -6,7 +6,7 @@ its record comes when it is durable. Where there is no memory for a copy, all wa
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from grpo_core.machine.hardware import available_memory
@@ -76,16 +76,19 @@ class CheckpointWriter:
         if self._under_way is not None and (self._under_way.done() or not self._is_large):
             self.finish()
 
-    def finish(self) -> None:
-        """Wait until the checkpoint under way is durable and `then` was called; return at once where there is none.
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait until the checkpoint under way is durable and `then` was called, at most so long; return whether there is none.
 
         Raises:
             DiskFullError: it, or the initial policy, did not fit; nothing of it is left, and every older one is.
             JournalError: its record could not be written.
         """
+        if self._under_way is not None and not wait([self._under_way], seconds).done:
+            return False
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
+        return True
 
     def close(self) -> None:
         """Finish, and end the thread."""

@@ -1,6 +1,7 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -31,6 +32,8 @@ from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.update import Updater, build_optimizer
 from grpo_core.types import Prompt
 
+ANSWER_SECONDS = 5.0
+"""While a checkpoint is written, how often the first process tells the others that it is still there."""
 FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=0, last_sync_step=0)
 
 
@@ -93,13 +96,22 @@ class Session:
         """Begin to write a checkpoint, after the one that may be under way, unless the newest is of this step."""
         if state.step <= self.writer.newest_step:
             return
-        self.writer.finish()  # its record is in the journal, which is marked next
+        self.finish_checkpoint()  # its record is in the journal, which is marked next
         num_bytes, sha256 = self.journal.mark
 
         def then(name: str) -> None:
             self.journal.append("checkpoint", state.step, {"name": name})
 
         self.writer.begin(self.trainable, state, JournalMark(bytes=num_bytes, sha256=sha256), then)
+
+    def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint under way is durable; of several processes, all hear again and again that the first does.
+
+        Raises:
+            DiskFullError, JournalError: as `CheckpointWriter.finish`.
+        """
+        while not self.world.on_first(partial(self.writer.finish, ANSWER_SECONDS)):
+            pass
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.

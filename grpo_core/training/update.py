@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 from grpo_core.config import LossConfig, OptimizerConfig, RunConfig
 from grpo_core.config.derived import sampler_treatment, takes_full_kl
+from grpo_core.parallel.sharded import full
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
@@ -222,7 +224,11 @@ class Updater:
     def _apply(self, usable: bool) -> float:
         """Take the step; with no token to learn from, or no finite gradient, only the schedule advances."""
         limit, optimizer = self.config.optimizer.max_grad_norm, self.trainable.optimizer
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.trainable.policy.parameters(), math.inf if limit is None else limit)
+        parameters = list(self.trainable.policy.parameters())
+        found = full(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
+        # Replicas may have added it up in another order.
+        grad_norm = self.trainable.policy.world.on_first(lambda: found)
+        clip_grads_with_norm_(parameters, math.inf if limit is None else limit, grad_norm)
         if not (usable and grad_norm.isfinite()):
             # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them.
             optimizer.zero_grad(set_to_none=True)

@@ -98,13 +98,13 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
         refuse_foreign(run_dir, "config.json", uri)
     if repair is not None:
         repair_run(run_path)
-    notes = check_resumable(run_dir)
+    notes, wanted = check_resumable(run_dir), batch_limits(run_dir).applied(config)
+    require_places([wanted.model_copy(update={"training": wanted.training.model_copy(update=dict(sizes or {}))})])
     if sizes:
         with hold_run(run_path):
             for change in change_passes(run_dir, sizes):
                 say(change)
         notes = check_resumable(run_dir)
-    require_places([batch_limits(run_dir).applied(config)])
     for note in notes:
         say(note)
     return run_path

@@ -58,7 +58,7 @@ def move(policy: Policy, optimizer: torch.optim.Optimizer, batch: Any, lr: float
 
 def on_two(folder: str) -> None:
     """Be one of two processes with spread weights, and store what is asked about below."""
-    with joined(2, 60, CPU) as world:
+    with joined(2, 2, 60, CPU) as world:
         policy, optimizer = opened(world)
         first = sampled(policy)
         for _ in range(5):
@@ -98,7 +98,7 @@ def saved_matrices(world: World) -> tuple[int, int]:
 
 def on_four(folder: str) -> None:
     """Be one of four processes, and store the bytes of weights, moments, reference and initial policy, here and in all."""
-    with joined(4, 60, CPU) as world:
+    with joined(4, 4, 60, CPU) as world:
         policy, optimizer = opened(world)
         reference = Reference(policy)
         reference.leave_initial()

@@ -12,7 +12,7 @@ from grpo_core.parallel.launch import variables
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
 
 NODES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-SECOND = Node(index=1, count=2, address="head", port=29500)
+SECOND = Node(index=1, count=2, meeting={"MASTER_ADDR": "head", "MASTER_PORT": "29500"})
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +52,12 @@ def test_more_processes_than_gpus_or_unlike_nodes_are_refused(
 
 def test_a_node_is_the_one_that_torchruns_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with this_node() as alone, this_node() as other:
-        assert (alone.index, alone.count, alone.address) == (0, 1, "127.0.0.1")
-        assert alone.port != other.port
+        assert (alone.index, alone.count, alone.meeting["GLOO_SOCKET_IFNAME"]) == (0, 1, "lo")
+        assert alone.meeting["GRPO_STORE"] != other.meeting["GRPO_STORE"]
     for name, value in zip(NODES, ("2", "1", "head", "4711"), strict=True):
         monkeypatch.setenv(name, value)
     with this_node() as node:
-        assert node == Node(index=1, count=2, address="head", port=4711)
+        assert node == Node(index=1, count=2, meeting={"MASTER_ADDR": "head", "MASTER_PORT": "4711"})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What several processes share out and where they agree, in real processes; two of them take the steps that one takes."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def by_place(prompts: Any, completions: Any, **_: Any) -> list[float]:
 
 def in_each_process(folder: str) -> None:
     """Do with the others what processes of a training do, and store what each of them has seen."""
-    with joined(1, 60, torch.device("cpu")) as world:
+    with joined(int(os.environ["WORLD_SIZE"]), 1, 60, torch.device("cpu")) as world:
         seen = {"part": [*world.part(7)], "dealt": _dealt(world, NAMES), "few": _dealt(world, NAMES[:1])}
         seen |= {"gathered": world.gather(torch.full((world.rank + 1,), float(world.rank)))}
         seen |= {"first": _on_first(world), "stop": world.agreed("STOP" if world.rank == 1 else None)}
