@@ -12,12 +12,14 @@ export PET_NNODES=$SLURM_NNODES PET_MASTER_PORT=29500
 PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export PET_MASTER_ADDR
 
-# Where the first node fails before it trains, the others would wait for it: hence --kill-on-bad-exit.
+# Where the first node fails before it trains, the others would wait for it: hence --kill-on-bad-exit. The others do not end
+# with an error before it: it still has to tell why, to Prefect, MLflow and the report.
 srun --kill-on-bad-exit=1 bash -c '
     . .venv/bin/activate
     export PET_NODE_RANK=$SLURM_NODEID
     if [ "$PET_NODE_RANK" != 0 ]; then
-        exec grpo join "$RUN"
+        grpo join "$RUN" || sleep 300
+        exit
     elif [ -e "$RUN/config.json" ]; then
         exec grpo train --resume "$RUN"
     fi

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,8 @@ from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
 from grpo_core.machine.nodes import Node, this_node
 from grpo_core.machine.process import end_with_parent, kill_itself, lifeline_from_environment, write_last_line
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
-from grpo_core.run.child import POLL_SECONDS
+from grpo_core.rewards.call_guard import FRAME
+from grpo_core.run.child import POLL_SECONDS, ChildLog, call_without_end
 from grpo_core.run.fit import will_use_gpu
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
@@ -66,14 +68,12 @@ class Ranks:
     def __init__(self, arguments: Sequence[str], variables: Sequence[dict[str, str]]) -> None:
         """Start a process for each set of variables; call it from the main thread, with which they end."""
         lifeline, self.told = lifeline_from_environment(), 0
-        # Whoever kills this one's group kills theirs. Where it is a terminal's, they have their own: Ctrl-C comes from here.
-        self.have_groups = os.getsid(0) != os.getpid()
         self.processes = {
             int(own["RANK"]): subprocess.Popen(
                 [sys.executable, "-m", TRAINING, *arguments],
                 env={**os.environ, **own},
                 pass_fds=() if lifeline is None else (lifeline,),
-                process_group=0 if self.have_groups else None,
+                process_group=0,  # a terminal's Ctrl-C comes from here, once
                 preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509  (this process has one thread)
             )
             for own in variables
@@ -99,7 +99,7 @@ class Ranks:
                 is_silent = process.poll() is None
                 # It, or what a user's code has started in its group.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    (os.killpg if self.have_groups else os.kill)(process.pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL)
                 has_failed = process.wait() not in STOPPED
                 deadline = min(deadline, time.monotonic() + (PATIENCE_SECONDS if has_failed else collective_seconds))
                 if has_failed:
@@ -137,10 +137,14 @@ def _train(run_dir: RunDir, arguments: Sequence[str], node: Node, num_records: i
     own_variables = variables(config, node)
     if node.index == 0:
         remove(run_dir.ranks)
+    log = ChildLog(run_dir.log_file("train"))
     ranks = Ranks(arguments, own_variables)
     failed = list(ranks.failures(config.training.collective_seconds))
     if not failed:
         return max(process.returncode for process in ranks.processes.values())
+    frames = [line for line in log.read(last=True) if FRAME.fullmatch(line)]  # beside what the others have written since
+    if (call := call_without_end(frames, log.file)) is not None and node.index == 0:  # it was of the first process
+        failed = [replace(reason, message=call) if reason.rank == 0 else reason for reason in failed]
     for reason in failed:
         if not (run_dir.ranks / f"rank_{reason.rank}.json").exists():
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ WAITING = "waiting for "
 GRACE_SECONDS = 10.0
 """From the interrupt, which a function may have caught, to the end of the process."""
 STANDARD_ERROR = 2
-_FRAME = re.compile(r'  File ".*", line \d+ in (.+)')
+FRAME = re.compile(r'  File ".*", line \d+ in (.+)')
 
 
 class Overrun(BaseException):
@@ -106,7 +106,7 @@ def call_within(function: Callable[[], T], seconds: float, what: str) -> T:
 def call_that_ended_process(log: Sequence[str]) -> str | None:
     """Return which call the process of a log was ended in; None if its last lines are not what is printed then."""
     for line in reversed(log):
-        frame = _FRAME.fullmatch(line)
+        frame = FRAME.fullmatch(line)
         if frame is None or " " in frame[1]:  # no name of Python's has a blank
             return frame and frame[1]
     return None

@@ -144,8 +144,8 @@ class ChildLog:
 def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]], None], state_file: Path | None) -> None:
     """Stop a child that still runs, and note that it has ended or was left to its end.
 
-    Of one that has ended, what it left in its process group is killed: a user's code may have started processes. Servers that
-    are to outlive a run have sessions of their own.
+    Of one that has ended, what it left in its session is killed: a user's code may have started processes. Servers that are to
+    outlive a run have sessions of their own.
     """
     try:
         if child.poll() is None:
@@ -153,8 +153,10 @@ def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]
     finally:
         code = child.returncode
         if code is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
-                os.killpg(child.pid, signal.SIGKILL)
+            for pid in psutil.pids():
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # one that has just ended, or another user's
+                    if os.getsid(pid) == child.pid:
+                        os.kill(pid, signal.SIGKILL)
         write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
 
 
@@ -261,9 +263,15 @@ def last_words(module: str, returncode: int, log_file: Path) -> str:
     if returncode < 0:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
-    if call := call_that_ended_process(lines):
-        return f"{call}: it did not return within its bound (rewards[].cpu_seconds); {log_file} has the line"
+    if (call := call_without_end(lines, log_file)) is not None:
+        return call
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
+
+
+def call_without_end(lines: Sequence[str], log_file: Path) -> str | None:
+    """Return the message about a reward function that did not return, if the last lines of a log are about one."""
+    call = call_that_ended_process(lines)
+    return call and f"{call}: it did not return within its bound (rewards[].cpu_seconds); {log_file} has the line"
 
 
 def write_process_state(file: Path | None, state: ProcessState) -> None:

@@ -15,7 +15,7 @@ from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from tests.gpu.conftest import Check, Figure
-from tests.gpu.trainings import CHANGES, configured, random_workload, start, steps_of, train
+from tests.gpu.trainings import CHANGES, ROOT, configured, random_workload, start, steps_of, train
 from tests.support.agreement import CHANGE, agree_at_first, change_apart, completions_apart, repeats
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -25,6 +25,17 @@ GIB = 2**30
 QWEN25_15B = Shape(hidden=1536, intermediate=8960, layers=28, heads=12, kv_heads=2, vocabulary=151936)
 LAYOUTS = [(2, 1), (2, 2)]
 """(processes, shards)."""
+FAULT = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+
+    def step(self, *args):
+        raise RuntimeError("planted")
+
+    torch.optim.AdamW.step = step
+"""
+"""Python imports a module of the name sitecustomize by itself."""
 MOST_SECONDS = 60.0
 """From the end of a process to that of the training."""
 
@@ -72,6 +83,15 @@ def test_two_ranks_end_when_one_is_killed_or_hangs(check: Check, sent: signal.Si
     end = read_journal(run_dir.journal_file)[-1]
     assert end.data["status"] == "failed"
     assert end.data["rank"] == 1
+
+
+def test_two_ranks_end_when_one_raises_in_its_update(check: Check) -> None:
+    config = on_two(configured(random_workload(check, "float32"), check.folder / "inputs"), 2)
+    (check.folder / "sitecustomize.py").write_text(FAULT)
+    run = check.folder / "run"
+    assert start(config, run, PYTHONPATH=f"{ROOT}:{check.folder}").wait(300 + MOST_SECONDS) == 2
+    end = read_journal(RunDir(run).journal_file)[-1]
+    assert (end.data["rank"], end.data["reason"]) == (1, "rank 1: RuntimeError: planted")
 
 
 @pytest.mark.parametrize("model", [QWEN25_05B, QWEN25_15B])

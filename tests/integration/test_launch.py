@@ -38,6 +38,13 @@ def slow(prompts, completions, **kwargs):
 def raises(prompts, completions, **kwargs):
     raise ValueError("no such answer")
 
+def stuck(prompts, completions, **kwargs):
+    while True:
+        try:
+            sum(range(10**7))
+        except BaseException:
+            pass
+
 def leaves(prompts, completions, **kwargs):
     os._exit(7)
 """
@@ -187,6 +194,12 @@ def test_what_all_ranks_say_is_what_one_process_would_have_said(launch: Any) -> 
 def test_a_rank_that_leaves_without_a_word_is_the_cause(launch: Any) -> None:
     run = launch({"rewards": [{"fn": "of_test:leaves"}]})
     check_failure(run, 7, "rank 0: ended with exit code 7", 0)
+
+
+def test_a_reward_function_that_does_not_return_is_named(launch: Any) -> None:
+    run = launch({"rewards": [{"fn": "of_test:stuck", "cpu_seconds": 0.2}]})
+    check_failure(run, 1, "rank 0: reward of_test:stuck", 0)
+    assert "did not return within its bound" in run.last_line
 
 
 def test_a_run_that_is_refused_has_no_record_of_it(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,15 @@ def on_four(folder: str) -> None:
     torch.save(found, Path(folder) / f"seen_{world.rank}.pt")
 
 
+def on_two_replicas(folder: str) -> None:
+    """Be one of four processes, two replicas of two shards, and store after how many seconds each group gives up."""
+    with joined(4, 2, 7, CPU) as world:
+        assert world.mesh is not None
+        groups = [world.mesh.get_group(name) for name in ("replicas", "shards")]
+        found = [group._get_backend(CPU).options._timeout.total_seconds() for group in groups]
+    torch.save(found, Path(folder) / f"seen_{world.rank}.pt")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RankServer]:
     """Starts processes."""
@@ -130,6 +139,10 @@ def run(server: RankServer, function: Any, processes: int, folder: Path) -> list
 def two(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Sequence[Any]:
     """What each of two processes has seen."""
     return run(server, on_two, 2, tmp_path_factory.mktemp("two"))
+
+
+def test_every_group_of_processes_gives_up_after_collective_seconds(server: RankServer, tmp_path: Path) -> None:
+    assert run(server, on_two_replicas, 4, tmp_path) == [[7.0, 7.0]] * 4
 
 
 def test_with_a_learning_rate_of_0_the_sampler_gives_the_same_bits(two: Any) -> None:
