@@ -90,6 +90,15 @@ MUTATIONS = (
         TESTS,
         "Each step would be there as often as there are processes, or the second could not begin.",
     ),
+    Mutation(
+        "processes-end-told-by-who-lost-another",
+        "grpo_core/training/__main__.py",
+        "_fail",
+        "leave_reason(run_dir.ranks, reason_of(error, message, exit_code))",
+        'journal.append("end", journal.last_step, {"status": "failed", "reason": message})',
+        TESTS,
+        "The run would have ended by a closed connection, and not by what closed it.",
+    ),
     # Weights that are spread
     Mutation(
         "shards-order-of-passes-remembered",

@@ -1,6 +1,7 @@
 """What several processes share out and where they agree, in real processes; two of them take the steps that one takes."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import Parameter
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import RewardError, TrainingError
+from grpo_core.parallel.reasons import read_reasons
 from grpo_core.parallel.world import SOLO, World, joined
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
@@ -171,12 +173,17 @@ class Trainings:
 
     def of(self, options: dict[str, Any], processes: int = 1, shards: int = 1) -> RunDir:
         """Return a run that was trained by so many processes."""
+        run = self.new(options, processes, shards)
+        self._server.train(run, processes)
+        return run
+
+    def new(self, options: dict[str, Any], processes: int, shards: int) -> RunDir:
+        """Return a run that has not begun."""
         layout = {"training.processes": processes, "training.shards": shards} if processes > 1 else {}
         config = validate_config(apply_overrides(self._values, {**OPTIONS, **options, **layout}))
         run = RunDir(self._folder / f"{len(options)} by {processes}x{shards}")
         run.create(config)
         prepare(config, run.data)
-        self._server.train(run, processes)
         return run
 
 
@@ -198,6 +205,15 @@ def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(trainings: T
     assert [record.kind for record in read_journal(two.journal_file)] == [
         record.kind for record in read_journal(one.journal_file)
     ]
+
+
+def test_a_process_that_has_lost_another_does_not_say_why_the_run_ended(trainings: Trainings, server: RankServer) -> None:
+    run = trainings.new({"training.steps": 9}, 2, 1)
+    codes = server.run("tests.support.killed_rank:train_until_killed", f"{run.path} update", 2, run.path)
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] > 0
+    assert read_journal(run.journal_file)[-1].kind != "end"
+    assert read_reasons(run.ranks)[0].kind == "lost"
 
 
 def test_weights_that_are_spread_give_the_first_figures_of_one_process(trainings: Trainings) -> None:
