@@ -31,7 +31,7 @@ def test_an_example_names_what_exists(file: Path) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     named = set(re.findall(r"\$\{?([A-Z_]+)", script)) | set(re.findall(r"\b([A-Z_]+)=", script))
     assert set(NODES) <= named <= {*NODES, *SCHEDULERS}
-    commands = re.findall(r"exec grpo (\w+)(.*)", script)
+    commands = re.findall(r"(?:exec |    )grpo (\w+)(.*)", script)
     assert {verb for verb, _ in commands} == {"train", "join"} <= VERBS.keys()
     (started,) = [arguments.split() for _, arguments in commands if "processes" in arguments]
     config = load(started[0], [one for one in started[1:] if re.match(r"\w+(\.\w+)+=", one)]).config
