@@ -112,8 +112,7 @@ def grpo_reproduce(
         name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is repeated.
         run_dir: Folder of the repetition; left out, a new one under `runs/`.
     """
-    values = merge_knobs({"name": name}, overrides, NAME_KEY)
-    run_path = open_reproduction(run, values, Path(run_dir) if run_dir else None)
+    run_path = open_reproduction(run, merge_knobs({"name": name}, overrides, NAME_KEY), Path(run_dir) if run_dir else None)
     return run_training(run_path, is_new=True)
 
 

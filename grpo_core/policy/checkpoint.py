@@ -226,8 +226,7 @@ def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
     initial = find_initial(checkpoint, read_json(checkpoint / DIGEST_FILE)[DIGEST], reference.initial.weights())
     # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
     # One of several processes reads what it keeps of it: else each would have all in memory for a moment.
-    is_mapped = policy.world.size > 1
-    saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu", mmap=is_mapped)
+    saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu", mmap=policy.world.size > 1)
     trained = [parameter for group in trainable.optimizer.param_groups for parameter in group["params"]]
     for number, moments in saved["optimizer"]["state"].items():
         moments.update({name: as_rows(trained[number], moment) for name, moment in moments.items() if moment.ndim})

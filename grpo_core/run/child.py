@@ -254,8 +254,7 @@ def python_path(*folders: str) -> str:
     Args:
         folders: others in which it finds modules.
     """
-    parts = (str(Path(__file__).resolve().parents[2]), *folders, os.environ.get("PYTHONPATH"))
-    return os.pathsep.join(filter(None, parts))
+    return os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), *folders, os.environ.get("PYTHONPATH"))))
 
 
 def last_words(module: str, returncode: int, log_file: Path) -> str:

@@ -66,8 +66,7 @@ class TrackedRun:
     def charts_address(self) -> str:
         """The page with the charts of all runs of the experiment over each other; MLflow refuses an unknown view."""
         view = {"viewStateShareKey": self.view} if self.view else {}
-        base = ui_address(self.uri) or LOCAL_UI
-        return mlflow_page(base, f"/{self.experiment_id}/runs", compareRunsMode="CHART", **view)
+        return mlflow_page(ui_address(self.uri) or LOCAL_UI, f"/{self.experiment_id}/runs", compareRunsMode="CHART", **view)
 
     @property
     def ui_command(self) -> str:

@@ -209,8 +209,7 @@ class VllmSampler:
             completions = engine.complete(requests_of(prompts, settings.group_size, key), settings, self._policy.eos_token_ids)
             # A server may have taken the place of another, or somebody may have loaded other weights.
             _refuse_version(engine, version)
-        batch = as_batch(prompts, settings.group_size, completions, self._policy)
-        return replace(batch, weights=version, figures=figures)
+        return replace(as_batch(prompts, settings.group_size, completions, self._policy), weights=version, figures=figures)
 
     def _hand_over_weights(self, engine: VllmEngine) -> tuple[dict[str, float], str]:
         """Give it the policy's weights, unless it has them, and have it show that it uses them; return figures and version."""

@@ -72,8 +72,7 @@ def is_held_out(prompt: str) -> bool:
     With `data.seed` = `HOLD_OUT_SEED`, data preparation holds out the prompts of the lowest hashes, `data.eval_fraction` of
     them: where that is clearly less than `HELD_OUT_SHARE`, none of those was seen before. With another seed, most were.
     """
-    digest = hashlib.sha256(f"{HOLD_OUT_SEED}\n{prompt}".encode()).digest()
-    return int.from_bytes(digest) < HELD_OUT_SHARE * HASHES
+    return int.from_bytes(hashlib.sha256(f"{HOLD_OUT_SEED}\n{prompt}".encode()).digest()) < HELD_OUT_SHARE * HASHES
 
 
 def make_sums(folder: Path) -> None:
