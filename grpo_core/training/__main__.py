@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
-        if not is_one_of_several():  # until they have met, a signal ends them: waiting for each other, they would not see it
+        if is_one_of_several():  # until they have met, a signal ends them: waiting for each other, they would not see it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        else:
             stop.install()
         with contextlib.closing(Journal(run_dir.journal_file) if is_first() else UnwrittenJournal()) as journal:
             check_run(run_dir)
