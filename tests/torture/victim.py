@@ -63,7 +63,7 @@ def watch_steps(announcer: Announcer) -> None:
     around(step, "update", Phase.UPDATE, announcer, lambda _session, _rollouts, step, _clock: (step, ""))
     around(loop, "evaluate_held_out", Phase.EVALUATION, announcer, lambda _session, step: (step, ""))
     loaded = "the checkpoint is loaded, nothing is journalled"
-    after(session, "load_checkpoint", lambda *_: announcer.is_in(Phase.RESTORE) and announcer.point("middle", loaded))
+    after(session, "restore", lambda *_: announcer.is_in(Phase.RESTORE) and announcer.point("middle", loaded))
     sampled = "sampled, not scored"
     after(Policy, "sample", lambda *_: announcer.is_in(Phase.ROLLOUT) and announcer.point("middle", sampled))
     applied = "an optimizer step was taken"
@@ -191,7 +191,7 @@ def watch_folders(announcer: Announcer) -> None:
 
 def plant(fault: str) -> None:
     """Let every resume forget the reference, or AdamW's moments."""
-    real = session.load_checkpoint
+    real = session.restore
 
     def load(folder: Path, live: Any) -> Any:
         reference, optimizer = live.reference.current.model.state_dict(), live.optimizer.state_dict()
@@ -200,7 +200,7 @@ def plant(fault: str) -> None:
         (live.reference.current.model if fault == "reference" else live.optimizer).load_state_dict(before)
         return state
 
-    session.load_checkpoint = load
+    session.restore = load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
