@@ -39,7 +39,7 @@ class Check:
     def held(self) -> Iterator[torch.device]:
         """Yield the device, held against other runs, with this project's choice of kernels."""
         choose_kernels(deterministic=False)
-        with held_device(self.device, self.folder):
+        with held_device(self.device):
             yield self.device
         if not self.small:
             torch.cuda.empty_cache()  # for the trainings of other checks, which are processes of their own

@@ -177,7 +177,7 @@ def _counted(call: Callable[[], object], device: torch.device) -> tuple[int, int
         with CountedOperations() as counted:
             call()
         return counted.operations.total(), counted.waits
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiled:
         call()
         torch.cuda.synchronize(device)
     names = Counter(event.name for event in profiled.events())

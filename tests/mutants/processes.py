@@ -110,6 +110,15 @@ MUTATIONS = (
         "A process that samples nothing would fetch other layers than the others: all wait for ever.",
     ),
     Mutation(
+        "shards-root-left-gathered",
+        SHARDED,
+        "spread",
+        "reshard_after_forward=True",
+        "reshard_after_forward=False",
+        TESTS,
+        "Embedding and head of a reference would stay whole in each process after its pass.",
+    ),
+    Mutation(
         "shards-norms-in-bfloat16",
         SHARDED,
         "spread",

@@ -4,6 +4,7 @@ They are forks of one server, `python -m tests.support.ranks`, which imports tor
 of a second instead of four. Nothing is computed before a fork, so each rank is a process like any other.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from grpo_core.run.folder import RunDir
 
@@ -83,19 +86,34 @@ def train(run_dir: str) -> int:
 
 def train_alone_with_spread_weights(run_dir: str) -> int:
     """Be a training of one process whose weights are spread nonetheless, over itself."""
+    meet_alone()
+    with spread_alone():
+        return train(run_dir)
+
+
+def meet_alone() -> None:
+    """Have torchrun's variables, as the one process of a training."""
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": _free_port()}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}})
+
+
+@contextlib.contextmanager
+def spread_alone() -> Iterator[None]:
+    """Let policies that are opened inside be spread, over however few processes."""
+    from grpo_core.policy import loading
     from grpo_core.policy.spread import open_spread
     from grpo_core.training import session
 
-    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": _free_port()}
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}})
-    whole = session.open_policy
+    whole = loading.open_policy
 
     def open_policy(folder: Path, config: Any, stored: Path | None, world: Any) -> Any:
         policy = whole(folder, config, stored, world)
         return replace(policy, model=open_spread(folder, policy.model, world, config.model.dtype))
 
-    session.open_policy = open_policy  # type: ignore[assignment]
-    return train(run_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (loading, session):
+            patch.setattr(module, "open_policy", open_policy)
+        yield
 
 
 def train_scripted(run_dir: str) -> int:

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from grpo_core.config import apply_overrides, validate_config
+from grpo_core.config import apply_overrides, load_config, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import RewardError, TrainingError
 from grpo_core.parallel.reasons import read_reasons
 from grpo_core.parallel.world import SOLO, World, joined
+from grpo_core.policy.forward import some_tokens
+from grpo_core.policy.loading import open_policy
+from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from tests.conftest import build_model, build_tokenizer, build_values
@@ -95,6 +99,20 @@ def _gradients(world: World) -> list[Any]:
         one.grad = torch.tensor([2.0, 3.0])
     world.add_gradients([each, one, nobody, frozen])
     return [parameter.grad if parameter.grad is None else parameter.grad.tolist() for parameter in (each, one, nobody, frozen)]
+
+
+def forward_with_spread_weights(folder: str) -> None:
+    """Be one of two processes that share the weights, and store which of these are whole after a pass."""
+    config = load_config("sums_tiny_cpu", {"training.processes": 2})
+    with joined(2, 2, 60, torch.device("cpu")) as world:
+        policy = open_policy(resolve_model(config.model.source), config, None, world)
+        models = (policy, policy.frozen_copy())
+        tokens = some_tokens(17, policy.device)
+        for model in models:
+            model.forward(tokens, range(tokens.num_rows))
+        named = [pair for model in models for pair in model.model.named_parameters()]
+        whole = [name for name, weight in named if not isinstance(weight, DTensor)]
+    torch.save(whole, Path(folder) / f"whole_{world.rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +239,9 @@ def test_weights_that_are_spread_give_the_first_figures_of_one_process(trainings
     agree_at_first(one, two)
     norms = [read_journal(run.journal_file)[1].metrics["optim/grad_norm"] for run in (one, two)]
     assert norms[0] == pytest.approx(norms[1], rel=5e-3)
+
+
+def test_no_weight_is_whole_after_a_forward_pass_be_it_of_a_layer_or_not(server: RankServer, tmp_path: Path) -> None:
+    codes = server.run("tests.unit.test_ranks:forward_with_spread_weights", str(tmp_path), 2, tmp_path)
+    assert codes == [0, 0]
+    assert [torch.load(tmp_path / f"whole_{rank}.pt") for rank in range(2)] == [[], []]
