@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
+.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -96,6 +96,9 @@ check: setup  ## format, lint, types, import contracts, Dockerfile
 format: setup  ## rewrite to the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+site: setup  ## the documentation as a site, build/site/index.html: opened and searched without a server or a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 docs: setup  ## regenerate what the documentation takes from the code
 	$(BIN)/python -m grpo_core.metrics > METRICS.md

@@ -32,6 +32,7 @@ RUN, STOPPED, DAMAGED, SWEEP = "runs/<run>", "runs/stopped", "runs/damaged", "ru
 SERVERS = "starts servers, which tests/e2e/test_stack.py does"
 LONG = "takes many minutes"
 VLLM = "needs vLLM"
+GPUS_OR_HUB = "needs GPUs, or the hub"
 NODES = "needs other nodes, for which tests/integration/test_launch.py has stand-ins"
 
 RULES = (
@@ -42,13 +43,16 @@ RULES = (
     Rule(pattern=r"(GRPO_\S+ )*make gpu-check.*", not_run=LONG),
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
     Rule(pattern=r"(PET_\S+ )?grpo (train my\.yaml|join) .*|export PET_.*", not_run=NODES),
-    Rule(pattern=r"grpo train gsm8k_\S+ training\.processes=\d", not_run="needs GPUs and weights of the hub"),
+    Rule(pattern=r"(CUDA_VISIBLE_DEVICES=\d )?grpo (train gsm8k_\S+80gb|check .*=hub:).*|export HF_TOKEN.*", not_run=GPUS_OR_HUB),
+    Rule(pattern=r"hf upload .*", not_run=GPUS_OR_HUB),
+    Rule(pattern=r"grpo train --continue .*", phrase="held-out greedy accuracy", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo samples .*", phrase="step", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="report +runs/stopped/report", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
-    Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),
+    Rule(pattern=r"grpo check .*", phrase="the configuration is valid", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo import-config .*", phrase=r"keys of TRL [\d.]+: .* mapped", instead={"configs/mine": "configs/new"}),
     Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo status", phrase="nothing is up", code=1),
