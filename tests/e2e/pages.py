@@ -43,7 +43,10 @@ RULES = (
     Rule(pattern=r"(GRPO_\S+ )*make gpu-check.*", not_run=LONG),
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
     Rule(pattern=r"(PET_\S+ )?grpo (train my\.yaml|join) .*|export PET_.*", not_run=NODES),
-    Rule(pattern=r"(CUDA_VISIBLE_DEVICES=\d )?grpo (train gsm8k_\S+80gb|check .*=hub:).*|export HF_TOKEN.*", not_run=GPUS_OR_HUB),
+    Rule(
+        pattern=r"(CUDA_VISIBLE_DEVICES=\d )?grpo train gsm8k_\S+80gb.*|grpo check .*=hub:.*|export HF_TOKEN.*",
+        not_run=GPUS_OR_HUB,
+    ),
     Rule(pattern=r"hf upload .*", not_run=GPUS_OR_HUB),
     Rule(pattern=r"grpo train --continue .*", phrase="held-out greedy accuracy", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo samples .*", phrase="step", instead={RUN: "runs/one"}),
