@@ -4,9 +4,11 @@ The first line of each is its folder, and the last one, where it did not finish,
 """
 
 import contextlib
+import importlib
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,9 +22,10 @@ from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
 from grpo_core.machine.process import gc_paused
-from grpo_core.run.child import import_folders
+from grpo_core.run.child import child_environment, import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
+from grpo_core.run.warm import warmed
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -132,14 +135,24 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     from grpo_core.run.preflight import require_start
 
     resolved = load(config, values)  # refused before anything is made or started
-    started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
-    with working_in_new(run_dir, resolved.preset, "run") as folder:
-        echo_warnings((*check_consistency(resolved.config), *started))
-        use_stack()
-        with gc_paused():
+    with warmed(child_environment()):
+        started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
+        with working_in_new(run_dir, resolved.preset, "run") as folder:
+            echo_warnings((*check_consistency(resolved.config), *started))
+            with imported("flows.train", "mlflow"):
+                use_stack()
             from flows.train import grpo
 
-        _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+            _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+
+
+@contextlib.contextmanager
+def imported(*modules: str) -> Iterator[None]:
+    """Import modules beside what is inside: it waits for a server."""
+    with gc_paused(), ThreadPoolExecutor(1) as beside:
+        done = beside.map(importlib.import_module, modules)
+        yield
+        list(done)
 
 
 def _begun(what: str | None, of_resume: dict[str, object]) -> str:

@@ -27,6 +27,7 @@ from grpo_core.machine.slots import held_slots
 from grpo_core.parallel import OF_ONE_PROCESS
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
+from grpo_core.run.warm import end_ready, take
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -98,12 +99,18 @@ def run_watched(
         log = ChildLog(log_file)
         child = _start(command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables)
         try:
-            write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
+            _note_start(child, state_file)
             _watch(child, log, look, silent, report)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def _note_start(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
+    write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
+    if state_file is not None:  # the training: no process comes after it
+        end_ready()
 
 
 def _watch(
@@ -199,6 +206,8 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
+    One that is ready (`run.warm`) becomes it, but where slots are held: it was started before its GPUs were known.
+
     Args:
         command: what to run, an interpreter first.
         log_file: where its output goes.
@@ -214,6 +223,10 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
+        lifeline, *of_slots = descriptors
+        may_be_ready = command[0] == sys.executable and not of_slots
+        if may_be_ready and (child := take(command[2:], log.fileno(), lifeline, environment)) is not None:
+            return child
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
