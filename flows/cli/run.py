@@ -120,6 +120,9 @@ def train(
         typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
     ] = None,
     *,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without Prefect and MLflow; `grpo track` sends the run to MLflow afterwards.")
+    ] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
@@ -128,7 +131,18 @@ def train(
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
         return
-    _train(_begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or []), run_dir)
+    begun, values = _begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or [])
+    (_train_plainly if plain else _train)(begun, values, run_dir)
+
+
+def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+    from grpo_core.run.summary import compare_evaluations, describe_result
+    from grpo_core.training.from_python import train as train_here
+
+    with warmed(child_environment()), working_in_new(run_dir, load(config, values).preset, "run") as folder:
+        run = train_here(config, overrides=values, run_dir=folder)
+    facts = describe_result(run.records, compare_evaluations(RunDir(folder)))
+    echo_result(facts, (("MLflow", f"grpo track {folder}"),), ())
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
