@@ -149,7 +149,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     from grpo_core.run.preflight import require_start
 
     resolved = load(config, values)  # refused before anything is made or started
-    with warmed(child_environment()):
+    with warmed(child_environment(), also_evaluates=resolved.config.tracking.parent is None):
         started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
             echo_warnings((*check_consistency(resolved.config), *started))

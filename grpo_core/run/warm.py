@@ -28,13 +28,19 @@ IMPORTED = (
 """By nearly every run."""
 MODULE = "grpo_core.run.warm"
 _ready: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []
-"""Those that are left of two: one evaluates the initial policy, unless an earlier run has, and one trains."""
+"""What is left of them."""
 
 
 @contextlib.contextmanager
-def warmed(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have processes ready while inside; of this interpreter, with the environment that processes of a run get."""
-    for _ in range(2):
+def warmed(environment: Mapping[str, str], *, also_evaluates: bool = True) -> Iterator[None]:
+    """Have processes of this interpreter ready while inside.
+
+    Args:
+        environment: as processes of a run get it.
+        also_evaluates: whether there is one to evaluate the initial policy, beside the one that trains: in a sweep that has
+            mostly been done.
+    """
+    for _ in range(1 + also_evaluates):
         _start(environment)
     try:
         yield
