@@ -1,5 +1,6 @@
 """The verbs of the `grpo` command about what has run: list, look, report, compare, track, export, clean."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -274,3 +275,19 @@ def clean(
         echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
     echo(f"{total} {'removed' if yes else 'can go; --yes removes them' if found.items else 'can go'}")
+
+
+def try_prompt(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with a checkpoint.")],
+    prompt: Annotated[str, typer.Argument(help="As a row of its data would hold it; its template is added.")],
+    samples: Annotated[int, typer.Option(min=1, help="Answers that are sampled beside the greedy one.")] = 3,
+) -> None:
+    """Ask the newest checkpoint and the initial policy the same prompt, with the same random numbers."""
+    os.environ["TQDM_DISABLE"] = "1"  # read when transformers is imported
+    with gc_paused():
+        from grpo_core.evaluation.one_prompt import answers
+
+    for found in answers(RunDir(run), prompt, samples):
+        echo(found.policy)
+        for label, text in (("greedy", found.greedy), *(("sampled", text) for text in found.sampled)):
+            echo(f"  {label:9}{visible(text)}")

@@ -49,6 +49,7 @@ RULES = (
     ),
     Rule(pattern=r"hf upload .*", not_run=GPUS_OR_HUB),
     Rule(pattern=r"grpo train --continue .*", phrase="held-out greedy accuracy", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo try .*", phrase="initial policy", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo samples .*", phrase="step", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
