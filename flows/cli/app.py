@@ -13,7 +13,7 @@ import typer
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.results import clean, compare, export, report, runs, status, track, try_prompt
 from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
-from flows.cli.stack import down, up
+from flows.cli.stack import down, ui, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
@@ -38,6 +38,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "check": check,
     "track": track,
     "import-config": import_settings,
+    "ui": ui,
     "up": up,
     "down": down,
     "status": status,

@@ -1,6 +1,9 @@
 """The verbs of the `grpo` command that start and end the local stack, and how it is."""
 
 import contextlib
+import os
+import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +11,12 @@ import typer
 
 from flows.stack.servers import folder_here
 from flows.terminal import echo, echo_json
+from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.run.folder import RunDir
+from grpo_core.sweep.folder import SweepDir
+
+SHOWN_PAGES = 10
+"""Of the newest runs and sweeps."""
 
 StackFolder = Annotated[
     Path | None,
@@ -89,3 +98,22 @@ def show_stack(folder: Path | None, as_json: bool) -> None:
     if {how for how, _ in found.values()} != {"ready"}:
         echo("`grpo up` starts what is missing", err=as_json)
         raise typer.Exit(1)
+
+
+def ui(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = RUNS_FOLDER,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of MLflow, on loopback.")] = 5000,
+) -> None:
+    """Open the page of the newest run or sweep, and MLflow of what has run here, until Ctrl-C."""
+    from grpo_core.sweep.status import list_folders
+    from tasks.tracking.store import default_uri
+
+    places = ((SweepDir if entry.kind == "sweep" else RunDir)(entry.path).page for entry in list_folders(folder))
+    pages = [page for page in places if page.exists()]
+    for page in pages[:SHOWN_PAGES]:
+        echo(f"{'page':10}{page}")
+    if pages:
+        webbrowser.open(pages[0].resolve().as_uri())
+    echo(f"{'MLflow':10}http://127.0.0.1:{port}")
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", default_uri(folder), "--port", str(port)]
+    os.execv(sys.executable, command)
