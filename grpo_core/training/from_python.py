@@ -174,12 +174,14 @@ def train(
     settings, files = given_settings(rewards, data, model)
     resolved, origin = _configure(config, overrides, settings)
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
-        for name, text in files.items():
-            write_whole(durable_folder(folder.given) / name, text)
-        if data is not None:
-            rows = folder.given.resolve() / resolved.data.source.removeprefix("file:")
-            resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), {"data.source": f"file:{rows}"}))
-        warnings = require_start(resolved, (str(folder.given.resolve()), *origin.import_from), folder.path, is_tracked=False)
+        if files:
+            given = durable_folder(folder.given).resolve()
+            origin = replace(origin, import_from=(*origin.import_from, str(given)))
+            for name, text in files.items():
+                write_whole(given / name, text)
+            source = resolved.data.source if data is None else f"file:{given / settings['data.source'].removeprefix('file:')}"
+            resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
+        warnings = require_start(resolved, origin.import_from, folder.path, is_tracked=False)
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 

@@ -66,7 +66,7 @@ def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> 
 
 def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
     """Return the settings of rows, and add their file to `files`."""
-    rows = data.to_dict("records") if hasattr(data, "iterrows") else data
+    rows = data.astype(object).where(data.notna(), None).to_dict("records") if hasattr(data, "iterrows") else data
     rows = list(rows) if isinstance(rows, Iterable) else []
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(

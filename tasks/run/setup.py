@@ -181,8 +181,6 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         require_places([config])
         folders = recorded_folders(run, origin.import_from)
         run_dir.create(config, replace(origin, changes=changes_between(base, config), import_from=folders), "reproduction")
-        if (given := RunDir(Path(run)).given).is_dir():
-            shutil.copytree(given, run_dir.given)
         if not any(key.startswith(FROZEN_BY) for key in overrides):
             copy_prompts(original, run_dir)
         claim(run_dir.path)
