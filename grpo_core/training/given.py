@@ -25,15 +25,6 @@ from grpo_core.machine.disk import jsonable
 
 FUTURE = "from __future__ import annotations\n\n"
 """Begins a frozen module: what is named in annotations alone is not needed."""
-OF_OTHER_ROWS: dict[str, Any] = {
-    "data.hub_config": None,
-    "data.task_args": {},
-    "data.size": None,
-    "data.answer_after": None,
-    "data.system_prompt": None,
-    "data.examples": [],
-}
-"""What a configuration says of its own rows, and rows that are given do not need."""
 
 
 def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -65,7 +56,7 @@ def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> 
 
 
 def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
-    """Return the settings of rows, and add their file to `files`."""
+    """Return the settings of rows, in place of all that a configuration says of its own, and add their file to `files`."""
     rows = data.astype(object).where(data.notna(), None).to_dict("records") if hasattr(data, "iterrows") else data
     rows = list(rows) if isinstance(rows, Iterable) else []
     if not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -77,7 +68,9 @@ def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
     files[name := f"rows-{json_digest(text)[:12]}.jsonl"] = text
     of_trl = {"data.prompt_column": "prompt", "data.chat_template": not isinstance(first.get("prompt"), str)}
     return {
-        **OF_OTHER_ROWS,
+        **dict.fromkeys(("data.hub_config", "data.size", "data.answer_after", "data.system_prompt")),
+        "data.task_args": {},
+        "data.examples": [],
         "data.source": f"file:{name}",
         "data.answer_column": "answer" if isinstance(first.get("answer"), str | int | float) else None,
         **(of_trl if "prompt" in first else {}),  # TRL's column, read as TRL reads it
@@ -113,10 +106,12 @@ def _add_function(function: Any, name: str, parts: dict[str, str]) -> None:
     try:
         source, script = inspect.getsource(function), "".join(inspect.findsource(function)[0])
         source = f"if True:\n{source}" if source[0].isspace() else source  # not moved left: a text in it would change
-        now, table = compile(script, name, "exec", dont_inherit=True), symtable.symtable(FUTURE + source, name, "exec")
+        now, table = ast.parse(script), symtable.symtable(FUTURE + source, name, "exec")
     except (OSError, SyntaxError) as error:
         raise ValueError(f"uses {name}, whose source cannot be read ({type(error).__name__})") from error
-    if function.__code__ not in _codes(now):
+    # A script is compiled as a whole, a notebook's cell statement by statement.
+    units = [compile(unit, name, "exec", dont_inherit=True) for unit in (now, *(ast.Module([each], []) for each in now.body))]
+    if not any(function.__code__ in _codes(unit) for unit in units):
         raise ValueError(f"uses {name}, whose source was edited since, or is that of a decorator")
     if outside := _names_read(table, []) - vars(builtins).keys():
         raise ValueError(f"uses {', '.join(sorted(outside))} in a decorator or a default, where {name} is defined")

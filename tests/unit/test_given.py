@@ -1,5 +1,6 @@
 """What a caller in Python gives: functions are frozen with what they use or refused by name, rows are those of a file."""
 
+import ast
 import functools
 import json
 import linecache
@@ -28,7 +29,7 @@ NUMBER, UNITS, Texts = patterns.compile(r"-?\\d+", patterns.I), {"m", "km", "mm"
 
 def last(text: Texts):
     """A number."""
-    found = NUMBER.findall(text)
+    found = patterns.findall(NUMBER, text)  # compiled in another way where its import is compiled with it
     return found[-1] if found else None
 
 def right(completions: Texts, answer, bonus=0.5, **columns) -> list[float]:
@@ -41,11 +42,13 @@ def other(completions, **columns):
 '''
 
 
-def run_cell(source: str, name: str = "<ipython-input-1>") -> dict[str, Any]:
-    """Run a notebook's cell as IPython does: its source is known to `linecache`, and its module is `__main__`."""
+def run_cell(source: str) -> dict[str, Any]:
+    """Run a notebook's cell as IPython does: statement by statement, its source in `linecache`, as the module `__main__`."""
+    name = "<ipython-input-1>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(source, name, "exec"), namespace)
+    for statement in ast.parse(source).body:
+        exec(compile(ast.Module([statement], []), name, "exec"), namespace)
     return namespace
 
 
