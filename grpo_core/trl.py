@@ -11,6 +11,7 @@ from typing import Any
 from grpo_core.errors import ConfigError, listed
 from grpo_core.interop.conversion import HELD_OUT, convert
 from grpo_core.interop.report import value_text
+from grpo_core.interop.rules import Entry
 from grpo_core.training.from_python import train
 from grpo_core.training.given import given_settings
 
@@ -57,14 +58,14 @@ class GRPOTrainer:
             others: TRL's further arguments, none of which has a counterpart.
 
         Raises:
-            ConfigError: an argument is unknown, or leaving it out would change the training.
-            DataError: the data are no rows.
+            ConfigError, DataError: an argument is unknown, or leaving it out would change the training; no rows.
         """
-        self.args, self._rows = args or GRPOConfig(), list(train_dataset)
-        self._functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        given_settings(self._functions, self._rows, model)  # refuses them
+        self.args = args or GRPOConfig()
+        self._rows = train_dataset if hasattr(train_dataset, "__len__") else list(train_dataset)
+        functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        given_settings(functions, self._rows, model)  # refuses them
         lora = {} if peft_config is None else {"use_peft": True, **{PEFT[key]: vars(peft_config)[key] for key in PEFT}}
-        names = [f"given.reward_{index}" for index in range(len(self._functions))]
+        names = [f"given.reward_{index}" for index in range(len(functions))]
         values = {"model_name_or_path": str(model), "reward_funcs": names, **vars(self.args), **lora}
         imported = convert(values)
         if not any("training.steps" in entry.targets for entry in imported.entries):  # epochs, of data that is known here
@@ -72,17 +73,15 @@ class GRPOTrainer:
             steps = max(1, int(float(values.get("num_train_epochs", 3)) * len(self._rows) / prompts))
             imported = convert({**values, "max_steps": steps * loss.minibatches * loss.epochs_per_rollout})
         self.config = imported.config
-        told = {
-            f"{name}: {UNUSED.get(name, REFUSED)}": name not in UNUSED for name in others if str(others[name]) not in NOTHING
-        }
-        for entry in imported.entries:
-            if not entry.is_default and (entry.differs or entry.fate != "mapped"):
-                is_lost = entry.fate == "no_counterpart" or "refused here" in entry.remark
-                text = f"{entry.key} = {value_text(entry.key, entry.value)}: {entry.remark or 'unknown to TRL'}"
-                told[text] = entry.fate == "unknown" or (entry.differs and is_lost)
-        if any(told.values()):
-            raise ConfigError(listed([text for text, is_refused in told.items() if is_refused]))
-        warnings.warn("\n  ".join(["TRL's settings that do nothing here, or something else:", HELD_OUT, *told]), stacklevel=2)
+        self._rewards = [{"fn": fn, "weight": reward.weight} for fn, reward in zip(functions, self.config.rewards, strict=True)]
+        more = [name for name, value in others.items() if str(value) not in NOTHING]
+        told = [entry for entry in imported.entries if not entry.is_default and (entry.differs or entry.fate != "mapped")]
+        refused = [entry for entry in told if entry.differs and (entry.fate != "mapped" or "refused here" in entry.remark)]
+        unknown = [entry for entry in told if entry.fate == "unknown"]
+        if faults := [*map(_line, unknown + refused), *(f"{name}: {REFUSED}" for name in more if name not in UNUSED)]:
+            raise ConfigError(listed(faults))
+        lines = [HELD_OUT, *map(_line, told), *(f"{name}: {UNUSED[name]}" for name in more)]
+        warnings.warn("\n  ".join(["TRL's settings that do nothing here, or something else:", *lines]), stacklevel=2)
 
     def train(self) -> SimpleNamespace:
         """Train, and evaluate before and after; return `global_step`, `training_loss`, `metrics` of the last step, and `run`.
@@ -90,9 +89,7 @@ class GRPOTrainer:
         Raises:
             GrpoError: as `grpo_core.train`.
         """
-        weights = [reward.weight for reward in self.config.rewards]
-        rewards = [{"fn": function, "weight": weight} for function, weight in zip(self._functions, weights, strict=True)]
-        self.run = train(self.config, rewards=rewards, data=self._rows)
+        self.run = train(self.config, rewards=self._rewards, data=self._rows)
         metrics = self.run.steps.iloc[-1].to_dict()
         return SimpleNamespace(
             global_step=self.run.last_step, training_loss=metrics["loss/total"], metrics=metrics, run=self.run
@@ -108,3 +105,7 @@ class GRPOTrainer:
         from grpo_core.export.policy_folder import export_policy
 
         export_policy(self.run.dir, ExportWish(), Path(output_dir or self.args.output_dir))
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.key} = {value_text(entry.key, entry.value)}: {entry.remark or 'unknown to TRL'}"

@@ -147,28 +147,22 @@ def train(
 ) -> "Run":
     """Train a policy and return its run.
 
-    Ctrl-C (in a notebook: Interrupt) lets the step under way finish and writes a checkpoint before KeyboardInterrupt is raised;
-    `resume_training` or `grpo train --resume` continues such a run. A second Ctrl-C ends it at once.
+    Ctrl-C (in a notebook: Interrupt) lets the step finish and writes a checkpoint, then raises KeyboardInterrupt.
 
     Args:
         config: a configuration, the name of a preset, or the path of a YAML file.
         rewards: in place of its own: functions in TRL's signature, names such as `math_answer` or `my_rewards:f`, or
-            `{"fn": function or name, "weight": 0.5}`; one, or a list. The source of a function of this script or notebook is
-            kept in the run's folder.
-        data: in place of its own: rows, as dicts, a `datasets.Dataset` or a `pandas.DataFrame`; they are kept in the run's
-            folder. A column `prompt` is read as TRL reads it: text as it is, or chat messages.
+            `{"fn": function or name, "weight": 0.5}`; one, or a list.
+        data: in place of its own: rows, as dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
         model: in place of its own: a folder or hub id.
-        overrides: applied over all this: `{"loss.beta": 0.1}`, or `["loss.beta=0.1"]` as on the command line.
+        overrides: applied last: `{"loss.beta": 0.1}`, or `["loss.beta=0.1"]` as on the command line.
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
 
     Raises:
-        ConfigError: the configuration, or a function, is refused; nothing was started.
-        DataError: `data` are no rows.
-        SamplerError: its vLLM environment or server cannot be used; nothing was started.
-        JournalError: the folder already holds a run, or what the run needs does not fit on its disk.
-        FolderError: the folder is not ours.
+        ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.
+        JournalError: the folder holds a run already or is not ours, or what the run needs does not fit on its disk.
         TrainingError: the training failed; the message is its cause.
     """
     settings, files = given_settings(rewards, data, model)
@@ -179,7 +173,8 @@ def train(
             origin = replace(origin, import_from=(*origin.import_from, str(given)))
             for name, text in files.items():
                 write_whole(given / name, text)
-            source = resolved.data.source if data is None else f"file:{given / settings['data.source'].removeprefix('file:')}"
+        if data is not None:
+            source = settings["data.source"].replace("file:", f"file:{folder.given.resolve()}/")
             resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
         warnings = require_start(resolved, origin.import_from, folder.path, is_tracked=False)
         folder.create(resolved, origin)
