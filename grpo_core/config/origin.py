@@ -4,6 +4,7 @@ Names and descriptions of runs are made of the changes.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,8 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 def named_settings(config: RunConfig) -> dict[str, Any]:
     """Return the leaves as names show them: a reference that a rule synchronises is not one that stays as it is."""
-    return flatten(config) | {KNOBS["ref_sync_steps"]: reference_moments(config)}
+    source = re.sub("^file:.*/given/", "file:", config.data.source)  # rows that were given in Python are told by their digest
+    return flatten(config) | {KNOBS["ref_sync_steps"]: reference_moments(config), "data.source": source}
 
 
 def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:

@@ -147,7 +147,7 @@ def import_config(
     if trl_version is not None and found != "trl":
         raise ConfigError(f"trl-version: {trl_version} has no effect on settings of {SYSTEMS[found].title}; leave it out")
     system = as_of(trl_version) if found == "trl" else SYSTEMS[found]
-    imported = _convert(path, values, system, processes, start)
+    imported = convert(values, path, system, processes, start)
     if source:
         return imported
     own = "no key is open-r1's or VLM-R1's own" if found == "trl" else "the file has keys or rewards of its own"
@@ -159,7 +159,14 @@ def import_config(
     )
 
 
-def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, start: Start | None) -> Imported:
+def convert(
+    values: Mapping[str, Any],
+    path: Path = Path("GRPOConfig"),
+    system: System = TRL,
+    processes: int | None = None,
+    start: Start | None = None,
+) -> Imported:
+    """Convert settings, which messages call `path`; see `import_config`."""
     flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
     older_first = sorted(
         [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)],

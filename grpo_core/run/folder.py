@@ -3,6 +3,7 @@
 config.json  origin.json    the resolved configuration; the preset, and what was changed of it
 provenance.json             what the run was made with
 data/                       frozen prompts
+given/                      of a run from Python: the source of its reward functions and its rows, as they were given
 journal.jsonl               the truth; journal.damaged-<time>.jsonl after a repair
 alerts.jsonl                one line an alert of the monitor: the journal itself has one writer, the training
 completions/  probe/        one Parquet table a step, or a measurement of the probe set
@@ -53,6 +54,7 @@ class RunDir(FlowDir):
     stop_file = Place("STOP")
     ranks = Place("ranks")
     data = Place("data")
+    given = Place("given")
     completions = Place("completions")
     probe = Place("probe")
     checkpoints = Place("checkpoints")
@@ -109,7 +111,7 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
-        for place in (*folders, *settings, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
+        for place in (*folders, *settings, self.given, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
             remove(place)
 
     def refuse_second_run(self) -> None:
@@ -137,7 +139,8 @@ class RunDir(FlowDir):
 
     def read_origin(self) -> Origin:
         """Return where the configuration comes from; a folder that was made by hand has no preset."""
-        return build(Origin, read_json(self.origin_file)) if self.origin_file.exists() else Origin()
+        origin = build(Origin, read_json(self.origin_file)) if self.origin_file.exists() else Origin()
+        return replace(origin, import_from=(*origin.import_from, *([str(self.given.resolve())] if self.given.is_dir() else [])))
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration; it is validated once a process, however often it is asked for.

@@ -29,7 +29,7 @@ from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.generation.vllm.opening import require_sampler
+from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
@@ -43,6 +43,7 @@ from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.sizes import announce_disk
 from grpo_core.text import redact_uri, visible
 from grpo_core.training import EVALUATE, training_module
+from grpo_core.training.given import given_settings
 
 if TYPE_CHECKING:
     from grpo_core.run.curves import Run
@@ -136,6 +137,9 @@ pause = partial(time.sleep, 0.1)
 def train(
     config: RunConfig | Path | str = "quickstart",
     *,
+    rewards: Any = None,
+    data: Any = None,
+    model: Path | str | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
     run_dir: Path | str | None = None,
     evaluate: bool = True,
@@ -143,27 +147,36 @@ def train(
 ) -> "Run":
     """Train a policy and return its run.
 
-    Ctrl-C (in a notebook: Interrupt) lets the step under way finish and writes a checkpoint before KeyboardInterrupt is raised;
-    `resume_training` or `grpo train --resume` continues such a run. A second Ctrl-C ends it at once.
+    Ctrl-C (in a notebook: Interrupt) lets the step finish and writes a checkpoint, then raises KeyboardInterrupt.
 
     Args:
         config: a configuration, the name of a preset, or the path of a YAML file.
-        overrides: applied over it: `{"loss.beta": 0.1}`, or `["loss.beta=0.1"]` as on the command line.
+        rewards: in place of its own: functions in TRL's signature, names such as `math_answer` or `my_rewards:f`, or
+            `{"fn": function or name, "weight": 0.5}`; one, or a list.
+        data: in place of its own: rows, as dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
+        model: in place of its own: a folder or hub id.
+        overrides: applied last: `{"loss.beta": 0.1}`, or `["loss.beta=0.1"]` as on the command line.
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
 
     Raises:
-        ConfigError: the configuration is refused; nothing was started.
-        SamplerError: its vLLM environment or server cannot be used; nothing was started.
-        JournalError: the folder already holds a run, or what the run needs does not fit on its disk.
-        FolderError: the folder is not ours.
+        ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.
+        JournalError: the folder holds a run already or is not ours, or what the run needs does not fit on its disk.
         TrainingError: the training failed; the message is its cause.
     """
-    resolved, origin = _configure(config, overrides)
-    warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
-    require_sampler([resolved])
+    settings, files = given_settings(rewards, data, model)
+    resolved, origin = _configure(config, overrides, settings)
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
+        if files:
+            given = durable_folder(folder.given).resolve()
+            origin = replace(origin, import_from=(*origin.import_from, str(given)))
+            for name, text in files.items():
+                write_whole(given / name, text)
+        if data is not None:
+            source = settings["data.source"].replace("file:", f"file:{folder.given.resolve()}/")
+            resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
+        warnings = require_start(resolved, origin.import_from, folder.path, is_tracked=False)
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 
@@ -199,8 +212,10 @@ def resume_training(
     return _run(folder, evaluate, progress, notes=notes)
 
 
-def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
-    changes = as_overrides(overrides)
+def _configure(
+    config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str], given: Mapping[str, Any]
+) -> tuple[RunConfig, Origin]:
+    changes = {**given, **as_overrides(overrides)}
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
@@ -209,7 +224,9 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
         resolved, origin = loaded.config, Origin(preset=loaded.preset, changes=loaded.changes)
         folders = import_folders(resolved, str(config))
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
-    return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
+    # A run is named after what was changed of its preset, and not after what is its user's in any case.
+    named = {key: values for key, values in origin.changes.items() if not key.startswith(tuple(given))}
+    return resolved, replace(origin, changes=named, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 
 
 def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = False, notes: Sequence[str] = ()) -> "Run":

@@ -236,7 +236,8 @@ def _gather(run: str, target: Path) -> None:
         for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file, run_dir.provenance_file):
             if os.access(file, os.R_OK):  # the provenance of a colleague's run holds the git diff
                 shutil.copy(file, target)
-        shutil.copytree(run_dir.data, target / run_dir.data.name)
+        for folder in filter(Path.is_dir, (run_dir.data, run_dir.given)):
+            shutil.copytree(folder, target / folder.name)
     if final is not None:
         write_json(target / POLICY_FILE, final)
 

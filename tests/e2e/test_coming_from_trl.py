@@ -161,7 +161,6 @@ def shell(line: str, folder: Path, prefect_api: str) -> Finished:
         "PYTHONPATH": str(ROOT),
         "PREFECT_API_URL": prefect_api,
     }
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    return Finished(done.returncode, done.stdout, done.stderr)

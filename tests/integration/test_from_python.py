@@ -132,3 +132,20 @@ def test_neither_orchestrator_nor_tracker_is_loaded(tiny_values: dict[str, Any])
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
+
+
+def test_the_script_of_the_page_trains_on_its_function_and_rows() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    script = page.partition("<!-- script: given -->\n```python\n")[2].partition("```")[0]
+    Path("script.py").write_text(
+        script.replace('"training.steps": 20', '"training.steps": 2, "rollout.num_prompts_per_step": 4')
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "script.py"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = Path("runs").iterdir()
+    run = Run(path)
+    assert run.last_step == 2
+    assert sorted(file.suffix for file in run.dir.given.iterdir()) == [".jsonl", ".py"]
+    assert run.config.rewards[0].fn.endswith(":right")
+    assert run.evaluations["num_prompts"].tolist() == [10, 10]
