@@ -126,7 +126,7 @@ def report(
     as_json: AsJson = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Draw the figures and write the report of a sweep or a run from its journals, and upload them to MLflow."""
+    """Write the page of a run, or the report of a sweep, from their journals, and upload it to MLflow."""
     track_at(tracking_uri)
     is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
@@ -138,7 +138,7 @@ def report(
         where = {"run_dir" if is_run else "sweep_dir": str(folder)}
         echo_json({**where, "report": str(page), "answer": answer, "problems": problems})
     else:
-        echo_result(answer, [("report", str(page))], problems)
+        echo_result(answer, [("page" if is_run else "report", str(page))], problems)
 
 
 def compare(

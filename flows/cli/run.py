@@ -238,7 +238,10 @@ def _show(summary: "RunSummary") -> None:
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
-    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", server or HISTORY))
+    report = ("page", f"{summary.run_path}/index.html")
+    if RunDir(summary.run_path).kind == "evaluation":
+        report = ("report", f"{summary.run_path}/report/report.md")
+    places = (report, *summary.tracked.places, ("Prefect", server or HISTORY))
     echo_result(facts, places, summary.problems)
     if summary.is_identical is None and summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)

@@ -1,6 +1,7 @@
 """An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +102,15 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
     filled = [replace(one, tables=[table for table in one.tables if table.rows]) for one in sections]
     shown = [one for one in filled if one.words or one.pictures or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
+
+
+def for_script(value: Any) -> str:
+    r"""Return JSON that cannot end the element of a page in which it stands, whatever texts it holds.
+
+    >>> print(for_script({"name": "</script><!--"}))
+    {"name": "\u003c/script\u003e\u003c!--"}
+    """
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _shown(value: Any) -> Any:

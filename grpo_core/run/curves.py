@@ -5,6 +5,7 @@ was measured and no others; a figure that was not finite stays in it as NaN or i
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
+AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
 AFTER_STEP = 0.5
 """A sync happens after its step and holds from the next one: its mark is half a step later."""
 
@@ -204,6 +206,19 @@ def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     columns = SYNC_COLUMNS | {name: float for name in OF_ADAPTERS if any(name in record.data for record in syncs)}
     rows = [{"cause": SCHEDULE, **record.data} for record in syncs]
     return pandas.DataFrame(rows, columns=list(columns)).astype(columns)  # NaN and infinities, too: they are text in it
+
+
+def read_places(records: Sequence[Record]) -> pandas.DataFrame | None:
+    """Return what a run's journal holds of where its drift is; None where it was never probed.
+
+    A row for each bin of positions (`0`, `1`, `2-3`, `4-7`, ... as in every run), a column for each step with a probe, in it
+    the exact KL to the initial policy in nats a token; NaN where no completion was as long.
+    """
+    steps = step_table(records)
+    starts = sorted(int(match[1]) for key in steps.columns if (match := AT_POSITION.fullmatch(str(key))))
+    found = steps[[f"kl/probe/init_at_{start}" for start in starts]].dropna(how="all").T
+    found.index = pandas.Index([str(start) if start < 2 else f"{start}-{2 * start - 1}" for start in starts])
+    return None if found.empty else found
 
 
 PROBE = "kl/probe/"

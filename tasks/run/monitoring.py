@@ -1,6 +1,7 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -10,11 +11,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from grpo_core.errors import TrackingError
+from grpo_core.errors import TrackingError, cause
 from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, is_alert, supersede
 from grpo_core.run.rules import Alert, RunRules
+from grpo_core.run_page.page import write_page
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
 from tasks.process.prefect_outage import prefect_may_be_away, progress_artifact
@@ -23,9 +25,13 @@ from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.store import read_tracked
 from tasks.tracking.training import stop_requested, system_metrics
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
+PAGE_SECONDS, PAGE_SHARE = 10.0, 0.01
+"""How often the run's page is written, and at most so much of the time."""
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
 
@@ -61,6 +67,7 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
             if ended:
                 break
             time.sleep(POLL_SECONDS)
+        watch.write_page()
         watch.shipper.ship_all()
     return tuple(watch.judge.alerts)
 
@@ -74,6 +81,7 @@ class _Watch:
         self._tail = JournalTail(run_dir.journal_file)
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
+        self._next_page = 0.0
         self._mlflow_is_away = False
         self._has_ended = False
         """Whether the training came to its end: from then on its process only evaluates."""
@@ -121,11 +129,22 @@ class _Watch:
             if reason := stop_requested(self._tracked):
                 self._run_dir.request_stop(reason)
                 self._view.say(reason)
+        if time.monotonic() >= self._next_page:
+            self.write_page()
         error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
         if bool(error) != self._mlflow_is_away:
             self._mlflow_is_away = bool(error)
             wait = f"MLflow: {error}; the training continues and keeps its figures"
             self._view.say(wait if error else "MLflow answers again; all figures up to here are there")
+
+    def write_page(self) -> None:
+        """Write the run's page as it is now; whatever is wrong with it is of no concern to the training."""
+        began = time.monotonic()
+        try:
+            write_page(self._run_dir, self._tracked.places, live=True)
+        except Exception as error:  # noqa: BLE001
+            logger.warning("%s could not be written (%s)", self._run_dir.page, cause(error))
+        self._next_page = time.monotonic() + max(PAGE_SECONDS, (time.monotonic() - began) / PAGE_SHARE)
 
     def _report(self, alerts: Sequence[Alert]) -> None:
         announce(alerts, self.shipper, self._tracked)

@@ -1,0 +1,186 @@
+"""What the page of a run shows, gathered as JSON, which the page's script draws; and the page, written.
+
+A page stays below 1 MB, however long the run was: curves are thinned to `MOST_POINTS` in all, and completions are those of a
+few steps, the first and the last among them, as many prompts of each as fit.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from time import time
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from grpo_core.config import RunConfig
+from grpo_core.config.consistency import check_consistency
+from grpo_core.config.derived import reference_moments
+from grpo_core.config.names import reward_name
+from grpo_core.config.origin import flatten
+from grpo_core.machine.disk import write_whole
+from grpo_core.metrics import LAST_STEPS, find_metric
+from grpo_core.pages import for_script, render
+from grpo_core.run.curves import Curve, Run, read_places
+from grpo_core.run.folder import RunDir
+from grpo_core.run.resuming import path_argument
+from grpo_core.run.samples import Group, frozen_questions, kept_steps, read_groups
+from grpo_core.run.summary import compare_evaluations, raised_alerts
+from grpo_core.text import for_terminal
+
+CURVES = (
+    *("reward/mean", "eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy", "kl/ref/drift", "kl/init/drift"),
+    *("kl/probe/full_init", "kl/probe/full", "policy/entropy", "completion/tokens/mean", "completion/tokens/max"),
+    *("completion/truncated_frac", "group/zero_std_frac", "optim/grad_norm", "optim/lr", "perf/completion_tokens_per_second"),
+    *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
+    "time/step_seconds",
+)
+MOST_POINTS = 24_000
+"""Of all curves together: those of 1,000 steps are whole."""
+MOST_STEPS, SAMPLE_BYTES = 20, 400_000
+"""Steps of which completions are shown, and how much room they share."""
+HEAD, TAIL = 400, 200
+"""Characters of a longer completion that are shown, from its beginning and its end; of a prompt the end."""
+MOST_ROWS = 100
+"""Of the alerts and of the syncs in their table: the last ones."""
+
+
+def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live: bool = False) -> Path:
+    """Write the page of a run as it is now into its folder; return the file.
+
+    Args:
+        run_dir: of the run, which need not have begun.
+        places: where else it is shown: (label, address or command).
+        live: whether it will be written again: a browser then loads it again every 10 s.
+
+    Raises:
+        GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
+        OSError: the page cannot be written.
+    """
+    about = {"places": places, "live": live, "written": time()}
+    data = {**_plain({**page_data(Run(run_dir.path)), **about}), "samples": _samples(run_dir)}
+    text = render("grpo_core.run_page", "run_page.html.j2", data["title"], [], data=Markup(for_script(data)))
+    write_whole(run_dir.page, text)
+    return run_dir.page
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """Return all that the page of a run shows but completions."""
+    config, origin, positions, compared = (
+        run.config,
+        run.dir.read_origin(),
+        read_places(run.records),
+        compare_evaluations(run.dir),
+    )
+    rewards = [reward_name(reward.fn) for reward in config.rewards]
+    found = run.curves(*CURVES, *(f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "unscorable_frac")))
+    most = max(10, MOST_POINTS // max(len(found.curves), 1))
+    return {
+        "title": config.tracking.run_name or heading(config),
+        "name": run.name,
+        "preset": origin.preset,
+        "folder": path_argument(run.path),
+        "state": run.state,
+        "reason": run.reason,
+        "notes": run.notes,
+        "step": run.last_step,
+        "steps": config.training.steps,
+        "times": [record.time for record in (*run.records[:1], *run.records[-1:])],
+        "rewards": rewards,
+        "limit": config.rollout.max_completion_tokens,
+        "entropy_alarm": getattr(find_metric("policy/entropy"), "alarm", None),
+        "last_steps": LAST_STEPS,
+        "curves": {key: _points(curve, most) for key, curve in found.curves.items()},
+        "sync_steps": found.syncs.steps.tolist(),
+        "syncs": {"head": list(run.syncs.columns), "rows": run.syncs.tail(MOST_ROWS).to_numpy().tolist()},
+        "alerts": [asdict(alert) for alert in raised_alerts(run.dir, run.records)[-MOST_ROWS:]],
+        "warnings": check_consistency(config),
+        "evaluated": next((record.data["num_prompts"] for record in reversed(run.records) if record.kind == "eval"), None),
+        "difference": compared and asdict(compared.difference),
+        "positions": positions is not None
+        and {"rows": list(positions.index), "steps": list(positions.columns), "cells": positions.to_numpy().tolist()},
+        "changes": [(key, before, now) for key, (before, now) in origin.changes.items()],
+        "config": {key: value for key, value in flatten(config).items() if value is not None},
+        "provenance": {key: value for key, value in run.dir.read_provenance().items() if key != "git_diff"},
+    }
+
+
+def heading(config: RunConfig) -> str:
+    """Return the settings that are compared most: `β 0.04 · G 8 · sync never · seed 0`."""
+    sync = reference_moments(config) or "never"
+    return f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
+
+
+def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
+    """Return a curve's points; of more than `most`, the least and the greatest of each stretch, and both ends."""
+    kept = np.arange(len(curve))
+    if len(curve) > most:
+        stretches = np.array_split(kept, most // 2 - 1)
+        ends = [stretch[pick(curve.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
+        kept = np.unique([0, *ends, len(curve) - 1])
+    has_interval = curve.low is not None and curve.high is not None and curve.key.startswith("eval/")
+    lists = {"steps": curve.steps, "values": curve.values, **({"low": curve.low, "high": curve.high} if has_interval else {})}
+    return {key: values[kept].tolist() for key, values in lists.items() if values is not None}
+
+
+def _samples(run_dir: RunDir) -> dict[str, Any]:
+    """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
+    steps = kept_steps(run_dir)
+    chosen = sorted({steps[round(place)] for place in np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS))})
+    shown = []
+    for step in chosen:
+        groups = _groups(run_dir, step)
+        sizes = np.cumsum([len(json.dumps(group)) for group in groups])
+        fit = int(np.searchsorted(sizes, SAMPLE_BYTES // len(chosen), side="right"))
+        shown.append({"step": step, "total": len(groups), "groups": groups[: max(1, fit)]})
+    return {
+        "shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "",
+        "steps": shown,
+    }
+
+
+@lru_cache(maxsize=4 * MOST_STEPS)
+def _groups(run_dir: RunDir, step: int) -> list[dict[str, Any]]:
+    return [_group(group) for group in read_groups(run_dir, step)]
+
+
+def _group(group: Group) -> dict[str, Any]:
+    """Return a card: completions that are equal in everything are one, with their number; long texts are cut."""
+    rows = Counter(
+        (
+            one.text if len(one.text) <= HEAD + TAIL else f"{one.text[:HEAD]}\n[…]\n{one.text[-TAIL:]}",
+            len(one.text) if len(one.text) > HEAD + TAIL else 0,
+            one.tokens,
+            _rounded(one.reward),
+            _rounded(one.advantage),
+            one.truncated,
+            one.is_right,
+            tuple(map(_rounded, one.by_function.values())),
+        )
+        for one in group.completions
+    )
+    return {
+        "prompt": for_terminal(group.end[-HEAD:]),
+        "answer": None if group.answer is None else for_terminal(group.answer[-TAIL:]),
+        "verdict": group.verdict,
+        "rows": [[count, for_terminal(text), *others] for (text, *others), count in rows.items()],
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: what acts in a text is shown, passwords are not; a figure that is not finite is null."""
+    if isinstance(value, str):
+        return for_terminal(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
