@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.experiment import check, import_settings, init
-from flows.cli.results import clean, compare, export, report, runs, status, track
+from flows.cli.results import clean, compare, export, report, runs, samples, status, track
 from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, up
 from flows.signals import ended_like_ctrl_c
@@ -27,6 +27,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "join": join,
     "runs": runs,
+    "samples": samples,
     "sweep": sweep,
     "report": report,
     "clean": clean,

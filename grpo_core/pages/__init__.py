@@ -5,15 +5,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter
 
 from grpo_core.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DPI = 120
 STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
@@ -65,8 +65,11 @@ class Section:
     pictures: Sequence[Picture] = ()
 
 
-def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
+def save_picture(figure: "Figure", path: Path, alt: str) -> Picture:
     """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
     powers = {
         label
         for panel in figure.axes

@@ -15,6 +15,9 @@ from grpo_core.config.names import reward_name
 from grpo_core.data.prepare import load_frozen
 from grpo_core.run.folder import RunDir
 
+SIGNS = {True: "✓", False: "✗", None: "·"}
+SHOWN = 160
+
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
@@ -32,6 +35,11 @@ class Completion:
     advantage: float
     truncated: bool
     is_right: bool | None
+
+    @property
+    def line(self) -> str:
+        """Return `✗ 4 =`: whether it is right, and as much of the text as a line shows."""
+        return f"{SIGNS[self.is_right]} {self.text[:SHOWN]}{'…' * (len(self.text) > SHOWN)}{' [cut]' * self.truncated}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +74,25 @@ def read_groups(run_dir: RunDir, step: int) -> tuple[Group, ...]:
     rows = pandas.read_parquet(run_dir.completions_file(step)).to_dict("records")
     config, (_, frozen) = run_dir.read_config(), frozen_questions(run_dir.data)
     groups = []
-    for first in range(0, len(rows), size := config.rollout.group_size):
-        row, completions = rows[first], tuple(_completion(config, one) for one in rows[first : first + size])
-        end, answer = frozen.get(row["prompt_id"], (row["prompt"], row.get("answer")))
-        groups.append(Group(prompt_id=row["prompt_id"], prompt=row["prompt"], end=end, answer=answer, completions=completions))
+    for first in range(0, len(rows), config.rollout.group_size):
+        prompt_id, prompt = rows[first]["prompt_id"], rows[first]["prompt"]
+        end, answer = frozen.get(prompt_id, (prompt, rows[first].get("answer")))
+        completions = tuple(_completion(config, row) for row in rows[first : first + config.rollout.group_size])
+        groups.append(Group(prompt_id=prompt_id, prompt=prompt, end=end, answer=answer, completions=completions))
     return tuple(groups)
+
+
+def _completion(config: RunConfig, row: Mapping[Any, Any]) -> Completion:
+    verifier = config.evaluation.verifier or (config.rewards[0].fn if config.data.answer_column else None)
+    return Completion(
+        text=row["completion"],
+        tokens=row["tokens"],
+        reward=row["reward"],
+        by_function={key.removeprefix("reward_"): value for key, value in row.items() if key.startswith("reward_")},
+        advantage=float(np.mean(np.atleast_1d(row["advantage"])[: row["tokens"]])),
+        truncated=row["truncated"],
+        is_right=row[f"reward_{reward_name(verifier)}"] >= config.evaluation.pass_score if verifier else None,
+    )
 
 
 def samples_table(run_dir: RunDir, step: int) -> pandas.DataFrame:
@@ -98,19 +120,6 @@ def samples_table(run_dir: RunDir, step: int) -> pandas.DataFrame:
     return pandas.DataFrame(rows).dropna(axis="columns", how="all")
 
 
-def _completion(config: RunConfig, row: Mapping[Any, Any]) -> Completion:
-    verifier = config.evaluation.verifier or (config.rewards[0].fn if config.data.answer_column else None)
-    return Completion(
-        text=row["completion"],
-        tokens=row["tokens"],
-        reward=row["reward"],
-        by_function={key.removeprefix("reward_"): value for key, value in row.items() if key.startswith("reward_")},
-        advantage=float(np.mean(np.atleast_1d(row["advantage"])[: row["tokens"]])),
-        truncated=row["truncated"],
-        is_right=row[f"reward_{reward_name(verifier)}"] >= config.evaluation.pass_score if verifier else None,
-    )
-
-
 @lru_cache(maxsize=8)
 def frozen_questions(folder: Path) -> tuple[str, dict[int, tuple[str, str | None]]]:
     """Return what the questions of all frozen prompts begin with, and {prompt: (its own end, its gold answer)}.
@@ -119,7 +128,6 @@ def frozen_questions(folder: Path) -> tuple[str, dict[int, tuple[str, str | None
     """
     prompts = load_frozen(folder)[0]
     asked = [one.content if isinstance(one.content, str) else str(one.content[-1]["content"]) for one in prompts]
-    shared = os.path.commonprefix([min(asked, default=""), max(asked, default="")]) if len(set(asked)) > 1 else ""  # noqa: RUF071
-    shared = shared[: max(map(shared.rfind, " \n"), default=-1) + 1]  # whole words
-    ends = {one.id: (text[len(shared) :], one.answer) for one, text in zip(prompts, asked, strict=True)}
-    return shared, ends
+    shared = os.path.commonprefix([min(asked), max(asked)]) if len(set(asked)) > 1 else ""  # noqa: RUF071
+    shared = shared[: max(map(shared.rfind, " \n")) + 1]  # whole words
+    return shared, {one.id: (text[len(shared) :], one.answer) for one, text in zip(prompts, asked, strict=True)}

@@ -4,20 +4,14 @@ A page stays below 1 MB, however long the run was: curves are thinned to `MOST_P
 few steps, the first and the last among them, as many prompts of each as fit.
 """
 
-import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
-from time import time
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from grpo_core.config import RunConfig
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.derived import reference_moments
 from grpo_core.config.names import reward_name
@@ -28,7 +22,7 @@ from grpo_core.pages import for_script, render
 from grpo_core.run.curves import Curve, Run, read_places
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
-from grpo_core.run.samples import Group, frozen_questions, kept_steps, read_groups
+from grpo_core.run.samples import frozen_questions, kept_steps, read_groups
 from grpo_core.run.summary import compare_evaluations, raised_alerts
 from grpo_core.text import for_terminal
 
@@ -39,18 +33,14 @@ CURVES = (
     *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
     "time/step_seconds",
 )
-MOST_POINTS = 24_000
-"""Of all curves together: those of 1,000 steps are whole."""
-MOST_STEPS, SAMPLE_BYTES = 20, 400_000
-"""Steps of which completions are shown, and how much room they share."""
-HEAD, TAIL = 400, 200
-"""Characters of a longer completion that are shown, from its beginning and its end; of a prompt the end."""
-MOST_ROWS = 100
-"""Of the alerts and of the syncs in their table: the last ones."""
+MOST_POINTS = 24_000  # of all curves together: those of 1,000 steps are whole
+MOST_STEPS, SAMPLE_BYTES = 20, 400_000  # steps of which completions are shown, and how much room they share
+HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
+MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
 
 
-def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live: bool = False) -> Path:
-    """Write the page of a run as it is now into its folder; return the file.
+def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live: bool = False) -> None:
+    """Write the page of a run as it is now into its folder.
 
     Args:
         run_dir: of the run, which need not have begun.
@@ -61,26 +51,20 @@ def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live:
         GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
         OSError: the page cannot be written.
     """
-    about = {"places": places, "live": live, "written": time()}
-    data = {**_plain({**page_data(Run(run_dir.path)), **about}), "samples": _samples(run_dir)}
+    data = {**_plain({**page_data(Run(run_dir.path)), "places": places, "live": live}), "samples": _samples(run_dir)}
     text = render("grpo_core.run_page", "run_page.html.j2", data["title"], [], data=Markup(for_script(data)))
     write_whole(run_dir.page, text)
-    return run_dir.page
 
 
 def page_data(run: Run) -> dict[str, Any]:
     """Return all that the page of a run shows but completions."""
-    config, origin, positions, compared = (
-        run.config,
-        run.dir.read_origin(),
-        read_places(run.records),
-        compare_evaluations(run.dir),
-    )
-    rewards = [reward_name(reward.fn) for reward in config.rewards]
+    config, origin, compared = run.config, run.dir.read_origin(), compare_evaluations(run.dir)
+    rewards, sync = [reward_name(reward.fn) for reward in config.rewards], reference_moments(config) or "never"
+    settings = f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
     found = run.curves(*CURVES, *(f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "unscorable_frac")))
     most = max(10, MOST_POINTS // max(len(found.curves), 1))
     return {
-        "title": config.tracking.run_name or heading(config),
+        "title": config.tracking.run_name or settings,
         "name": run.name,
         "preset": origin.preset,
         "folder": path_argument(run.path),
@@ -97,22 +81,16 @@ def page_data(run: Run) -> dict[str, Any]:
         "curves": {key: _points(curve, most) for key, curve in found.curves.items()},
         "sync_steps": found.syncs.steps.tolist(),
         "syncs": {"head": list(run.syncs.columns), "rows": run.syncs.tail(MOST_ROWS).to_numpy().tolist()},
-        "alerts": [asdict(alert) for alert in raised_alerts(run.dir, run.records)[-MOST_ROWS:]],
+        "alerts": [vars(alert) for alert in raised_alerts(run.dir, run.records)[-MOST_ROWS:]],
         "warnings": check_consistency(config),
         "evaluated": next((record.data["num_prompts"] for record in reversed(run.records) if record.kind == "eval"), None),
-        "difference": compared and asdict(compared.difference),
-        "positions": positions is not None
+        "difference": compared and vars(compared.difference),
+        "positions": (positions := read_places(run.records)) is not None
         and {"rows": list(positions.index), "steps": list(positions.columns), "cells": positions.to_numpy().tolist()},
         "changes": [(key, before, now) for key, (before, now) in origin.changes.items()],
         "config": {key: value for key, value in flatten(config).items() if value is not None},
         "provenance": {key: value for key, value in run.dir.read_provenance().items() if key != "git_diff"},
     }
-
-
-def heading(config: RunConfig) -> str:
-    """Return the settings that are compared most: `β 0.04 · G 8 · sync never · seed 0`."""
-    sync = reference_moments(config) or "never"
-    return f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
 
 
 def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
@@ -133,8 +111,8 @@ def _samples(run_dir: RunDir) -> dict[str, Any]:
     chosen = sorted({steps[round(place)] for place in np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS))})
     shown = []
     for step in chosen:
-        groups = _groups(run_dir, step)
-        sizes = np.cumsum([len(json.dumps(group)) for group in groups])
+        groups = _cards(run_dir, step)
+        sizes = np.cumsum([len(ascii(group)) for group in groups])
         fit = int(np.searchsorted(sizes, SAMPLE_BYTES // len(chosen), side="right"))
         shown.append({"step": step, "total": len(groups), "groups": groups[: max(1, fit)]})
     return {
@@ -144,35 +122,21 @@ def _samples(run_dir: RunDir) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4 * MOST_STEPS)
-def _groups(run_dir: RunDir, step: int) -> list[dict[str, Any]]:
-    return [_group(group) for group in read_groups(run_dir, step)]
-
-
-def _group(group: Group) -> dict[str, Any]:
-    """Return a card: completions that are equal in everything are one, with their number; long texts are cut."""
-    rows = Counter(
-        (
-            one.text if len(one.text) <= HEAD + TAIL else f"{one.text[:HEAD]}\n[…]\n{one.text[-TAIL:]}",
-            len(one.text) if len(one.text) > HEAD + TAIL else 0,
-            one.tokens,
-            _rounded(one.reward),
-            _rounded(one.advantage),
-            one.truncated,
-            one.is_right,
-            tuple(map(_rounded, one.by_function.values())),
+def _cards(run_dir: RunDir, step: int) -> list[dict[str, Any]]:
+    """Return a card a prompt: completions that are equal in everything are one, with their number; long texts are cut."""
+    cards = []
+    for group in read_groups(run_dir, step):
+        rows = Counter(
+            (
+                one.text if len(one.text) <= HEAD + TAIL else f"{one.text[:HEAD]}\n[…]\n{one.text[-TAIL:]}",
+                len(one.text) if len(one.text) > HEAD + TAIL else 0,
+                *(one.tokens, one.reward, one.advantage, one.truncated, one.is_right, tuple(one.by_function.values())),
+            )
+            for one in group.completions
         )
-        for one in group.completions
-    )
-    return {
-        "prompt": for_terminal(group.end[-HEAD:]),
-        "answer": None if group.answer is None else for_terminal(group.answer[-TAIL:]),
-        "verdict": group.verdict,
-        "rows": [[count, for_terminal(text), *others] for (text, *others), count in rows.items()],
-    }
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+        about = {"prompt": group.end[-HEAD:], "answer": group.answer and group.answer[-TAIL:], "verdict": group.verdict}
+        cards.append(_plain({**about, "rows": [(count, *row) for row, count in rows.items()]}))
+    return cards
 
 
 def _plain(value: Any) -> Any:
@@ -180,7 +144,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return for_terminal(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if np.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,6 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from grpo_core.errors import TrackingError, cause
+from grpo_core.errors import TrackingError
 from grpo_core.run.child import process_has_ended, process_has_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, is_alert, supersede
 from grpo_core.run.rules import Alert, RunRules
-from grpo_core.run_page.page import write_page
 from grpo_core.text import for_code
 from grpo_core.training.ending import share_done
 from tasks.process.prefect_outage import prefect_may_be_away, progress_artifact
@@ -25,13 +23,10 @@ from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.store import read_tracked
 from tasks.tracking.training import stop_requested, system_metrics
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
-PAGE_SECONDS, PAGE_SHARE = 10.0, 0.01
-"""How often the run's page is written, and at most so much of the time."""
+PAGE_SECONDS, PAGE_SHARE = 10.0, 0.01  # how often the run's page is written, and at most so much of the time
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
 
@@ -139,11 +134,12 @@ class _Watch:
 
     def write_page(self) -> None:
         """Write the run's page as it is now; whatever is wrong with it is of no concern to the training."""
+        from grpo_core.run_page.page import write_page  # loads pandas
+
         began = time.monotonic()
-        try:
+        with contextlib.suppress(Exception):  # at the end it is written again, and raises
             write_page(self._run_dir, self._tracked.places, live=True)
-        except Exception as error:  # noqa: BLE001
-            logger.warning("%s could not be written (%s)", self._run_dir.page, cause(error))
+            self._view.show_sample(self._run_dir)
         self._next_page = time.monotonic() + max(PAGE_SECONDS, (time.monotonic() - began) / PAGE_SHARE)
 
     def _report(self, alerts: Sequence[Alert]) -> None:

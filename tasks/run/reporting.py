@@ -16,7 +16,6 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.run_page.page import write_page
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
@@ -75,11 +74,13 @@ def summarise(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) 
 @task(name="report", cache_policy=NO_CACHE)
 def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Write the run's page and then summary.json, which says that the flow is complete; keep the facts in Prefect."""
+    from grpo_core.run_page.page import write_page
+
     run_dir = RunDir(run_path)
     summary = summarise(run_dir, tracked, alerts)
-    page = write_page(run_dir, tracked.places)
+    write_page(run_dir, tracked.places)
     write_json(run_dir.summary_file, {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")})
-    where = whereabouts(tracked, "page", page)
+    where = whereabouts(tracked, "page", run_dir.page)
     markdown = markdown_report(
         f"GRPO run {tracked.name}", where, (*summary.facts, *(f"alert: {one}" for one in summary.alerts))
     )
@@ -99,6 +100,8 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
         TrackingError: it is tracked at an address that is not ours.
         FolderError: the folder is not ours.
     """
+    from grpo_core.run_page.page import write_page
+
     run_dir = RunDir(run_path)
     run_dir.require_ours()
     if run_dir.kind == "evaluation":
@@ -107,8 +110,8 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
         )
     tracked = own_tracked(run_dir) if run_dir.tracking_file.exists() else None
     facts = describe_result(check_run(run_dir).history, compare_evaluations(run_dir))
-    page = write_page(run_dir, tracked.places if tracked else ())
-    return page, tuple(facts), track_page(run_dir, tracked) if tracked else ()
+    write_page(run_dir, tracked.places if tracked else ())
+    return run_dir.page, tuple(facts), track_page(run_dir, tracked) if tracked else ()
 
 
 @task(name="report", cache_policy=NO_CACHE)
