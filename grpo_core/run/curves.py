@@ -1,4 +1,4 @@
-"""Curves of a run over its steps, with its reference syncs: what the run's report, `grpo compare` and a notebook plot.
+"""Curves of a run over its steps, with its reference syncs: what the run's page, `grpo compare` and a notebook plot.
 
 The arrays are the journal's own figures: nothing is smoothed, joined or filled in. A curve holds the steps at which its metric
 was measured and no others; a figure that was not finite stays in it as NaN or infinity.
@@ -310,7 +310,7 @@ class Run:
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 
     def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
-        """Return a figure of the run's report: its KL and entropy (`drift`), or its reward and accuracy, over steps."""
+        """Return a figure: the KL and entropy of the run (`drift`), or reward and accuracy, over steps."""
         from grpo_core.run.figures import drift_figure, reward_figure
 
         alarms = {alert.step for alert in monitor_alerts(self.dir)}
