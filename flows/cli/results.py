@@ -169,7 +169,7 @@ def samples(
             if not (wrong and one.is_right)
         ]
         for (is_right, line), count in Counter(lines).items():
-            echo(f"{count:4} {line}", colour={True: "green", False: "red"}.get(is_right))
+            echo(f"{count:4} {line}", colour={True: "green", False: "red", None: None}[is_right])
 
 
 def compare(
