@@ -111,9 +111,14 @@ def for_script(value: Any) -> str:
     r"""Return JSON that cannot end the element of a page in which it stands, whatever texts it holds.
 
     >>> print(for_script({"name": "</script><!--"}))
-    {"name": "\u003c/script\u003e\u003c!--"}
+    {"name":"\u003c/script\u003e\u003c!--"}
     """
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return (
+        json.dumps(value, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )
 
 
 def _shown(value: Any) -> Any:

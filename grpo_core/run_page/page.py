@@ -34,7 +34,7 @@ CURVES = (
     "time/step_seconds",
 )
 MOST_POINTS = 24_000  # of all curves together: those of 1,000 steps are whole
-MOST_STEPS, SAMPLE_BYTES = 20, 400_000  # steps of which completions are shown, and how much room they share
+MOST_STEPS, SAMPLE_BYTES = 20, 320_000  # steps of which completions are shown, and how much room they share
 HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
 MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
 
@@ -107,23 +107,22 @@ def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
 
 def _samples(run_dir: RunDir) -> dict[str, Any]:
     """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
-    steps = kept_steps(run_dir)
-    chosen = sorted({steps[round(place)] for place in np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS))})
-    shown = []
-    for step in chosen:
-        groups = _cards(run_dir, step)
-        sizes = np.cumsum([len(ascii(group)) for group in groups])
-        fit = int(np.searchsorted(sizes, SAMPLE_BYTES // len(chosen), side="right"))
-        shown.append({"step": step, "total": len(groups), "groups": groups[: max(1, fit)]})
-    return {
-        "shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "",
-        "steps": shown,
-    }
+    steps, shown = kept_steps(run_dir), list[Any]()
+    largest = max((_cards(run_dir, step)[1][0] for step in steps[-1:]), default=1)
+    count = min(len(steps), MOST_STEPS, max(2, SAMPLE_BYTES // largest))
+    for place in np.linspace(0, len(steps) - 1, count):
+        cards, sizes = _cards(run_dir, steps[round(place)])
+        fit = max(1, int(np.searchsorted(sizes, SAMPLE_BYTES // count, side="right")))
+        shown.append({"step": steps[round(place)], "total": len(cards), "groups": cards[:fit]})
+    return {"shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "", "steps": shown}
 
 
 @lru_cache(maxsize=4 * MOST_STEPS)
-def _cards(run_dir: RunDir, step: int) -> list[dict[str, Any]]:
-    """Return a card a prompt: completions that are equal in everything are one, with their number; long texts are cut."""
+def _cards(run_dir: RunDir, step: int) -> tuple[list[Any], Sequence[int]]:
+    """Return a card a prompt, and the room that the cards up to each take.
+
+    Completions that are equal in everything are one, with their number; long texts are cut.
+    """
     cards = []
     for group in read_groups(run_dir, step):
         rows = Counter(
@@ -136,7 +135,7 @@ def _cards(run_dir: RunDir, step: int) -> list[dict[str, Any]]:
         )
         about = {"prompt": group.end[-HEAD:], "answer": group.answer and group.answer[-TAIL:], "verdict": group.verdict}
         cards.append(_plain({**about, "rows": [(count, *row) for row, count in rows.items()]}))
-    return cards
+    return cards, np.cumsum([len(for_script(card)) for card in cards]).tolist()
 
 
 def _plain(value: Any) -> Any:
