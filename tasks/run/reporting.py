@@ -46,8 +46,8 @@ class RunSummary:
     """Of a reproduction: whether it is the run that it repeats; None for any other run."""
 
 
-def summarise(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -> RunSummary:
-    """Return what a run has reached.
+def conclude(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -> RunSummary:
+    """Write the page of a run, and then summary.json, which says that its flow is complete; return what the run has reached.
 
     Args:
         run_dir: of the run.
@@ -58,9 +58,11 @@ def summarise(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) 
         JournalError: its journal is damaged.
         ConfigError: its configuration was edited since it began.
     """
+    from grpo_core.run_page.page import write_page  # loads pandas
+
     status, repeated = run_status(run_dir), compare_with_original(run_dir)
     reached = describe_result(check_run(run_dir).history, compare_evaluations(run_dir))
-    return RunSummary(
+    summary = RunSummary(
         run_path=run_dir.path,
         tracked=tracked,
         status=status.state,
@@ -69,21 +71,17 @@ def summarise(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) 
         facts=(*(repeated.facts() if repeated else ()), *reached, *status.notes),
         is_identical=repeated.is_identical if repeated else None,
     )
+    write_page(run_dir, tracked.places)
+    write_json(run_dir.summary_file, {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")})
+    return summary
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
-    """Write the run's page and then summary.json, which says that the flow is complete; keep the facts in Prefect."""
-    from grpo_core.run_page.page import write_page
-
-    run_dir = RunDir(run_path)
-    summary = summarise(run_dir, tracked, alerts)
-    write_page(run_dir, tracked.places)
-    write_json(run_dir.summary_file, {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")})
-    where = whereabouts(tracked, "page", run_dir.page)
-    markdown = markdown_report(
-        f"GRPO run {tracked.name}", where, (*summary.facts, *(f"alert: {one}" for one in summary.alerts))
-    )
+    """Write the page and the summary of a run, and keep the facts as an artifact of the flow run."""
+    summary = conclude(RunDir(run_path), tracked, alerts)
+    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    markdown = markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "page", RunDir(run_path).page), facts)
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {for_markdown(tracked.name)}")
     return summary

@@ -52,6 +52,7 @@ def test_run_dir_holds_everything(run_dir: Path) -> None:
     expected += [f"completions/step_{step:06d}.parquet" for step in range(1, STEPS + 1)]
     expected += [f"checkpoints/step_{STEPS:06d}/{name}" for name in ("reference.safetensors", "policy/model.safetensors")]
     assert [name for name in expected if not (run_dir / name).is_file()] == []
+    assert '"live":false' in (run_dir / "index.html").read_text()
 
 
 def test_every_required_key_has_exactly_one_point_a_step(mlflow_run: tuple[Any, Any]) -> None:
