@@ -19,7 +19,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; m
 def echo(line: str = "", err: bool = False, colour: str | None = None) -> None:
     """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
     with ignore_broken_pipe():
-        typer.secho(visible(redact_uri(line)), err=err, fg=colour)
+        text = visible(redact_uri(line))
+        typer.echo(typer.style(text, fg=colour) if colour else text, err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:

@@ -28,13 +28,13 @@ from grpo_core.text import for_terminal
 
 CURVES = (
     *("reward/mean", "eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy", "kl/ref/drift", "kl/init/drift"),
-    *("kl/probe/full_init", "kl/probe/full", "policy/entropy", "completion/tokens/mean", "completion/tokens/max"),
+    *("kl/probe/full_init", "policy/entropy", "completion/tokens/mean", "completion/tokens/max"),
     *("completion/truncated_frac", "group/zero_std_frac", "optim/grad_norm", "optim/lr", "perf/completion_tokens_per_second"),
     *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
     "time/step_seconds",
 )
-MOST_POINTS = 24_000  # of all curves together: those of 1,000 steps are whole
-MOST_STEPS, SAMPLE_BYTES = 20, 320_000  # steps of which completions are shown, and how much room they share
+MOST_POINTS = 26_000  # of all curves together: those of 1,000 steps are whole
+MOST_STEPS, SAMPLE_BYTES = 20, 280_000  # steps of which completions are shown, and how much room they share
 HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
 MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
 
