@@ -16,10 +16,11 @@ from grpo_core.text import for_terminal, redact_uri, visible
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 
 
-def echo(line: str = "", err: bool = False) -> None:
+def echo(line: str = "", err: bool = False, colour: str | None = None) -> None:
     """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
     with ignore_broken_pipe():
-        typer.echo(visible(redact_uri(line)), err=err)
+        text = visible(redact_uri(line))
+        typer.echo(typer.style(text, fg=colour) if colour else text, err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:

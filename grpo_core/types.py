@@ -48,6 +48,11 @@ class Prompt:
         """What policy, reference and sampler are given."""
         return ModelInput(self.token_ids)
 
+    @property
+    def answer(self) -> str | None:
+        """The gold answer, as text; None where the data has none."""
+        return None if self.columns.get("answer") is None else str(self.columns["answer"])
+
 
 @dataclass(frozen=True)
 class Mean:

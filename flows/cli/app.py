@@ -11,7 +11,11 @@ from typing import Annotated
 import typer
 
 from flows.cli.experiment import check, import_settings, init
+<<<<<<< HEAD
 from flows.cli.results import clean, compare, export, report, runs, status, track, try_prompt
+=======
+from flows.cli.results import clean, compare, export, report, runs, samples, status, track
+>>>>>>> w3/page
 from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, ui, up
 from flows.signals import ended_like_ctrl_c
@@ -27,6 +31,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "join": join,
     "runs": runs,
+    "samples": samples,
     "sweep": sweep,
     "try": try_prompt,
     "report": report,

@@ -1,6 +1,7 @@
-"""The verbs of the `grpo` command about what has run: list, look, report, compare, track, export, clean."""
+"""The verbs of the `grpo` command about what has run: list, look, show, report, compare, track, export, clean."""
 
 import os
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +13,7 @@ from flows.cli.stack import StackFolder, show_stack
 from flows.stack.servers import TrackingUri, track_at
 from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError, name_of
+from grpo_core.errors import ConfigError, few_names, name_of
 from grpo_core.machine.process import gc_paused
 from grpo_core.run.flow_folder import RUNS_FOLDER, make_folder
 from grpo_core.run.folder import RunDir
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from grpo_core.sweep.status import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")
+MOST_GROUPS = 10
 COMPARISONS = Path("runs/comparisons")
 """Where comparisons are written unless another folder is given."""
 
@@ -127,7 +129,7 @@ def report(
     as_json: AsJson = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Draw the figures and write the report of a sweep or a run from its journals, and upload them to MLflow."""
+    """Write the page of a run, or the report of a sweep, from their journals, and upload it to MLflow."""
     track_at(tracking_uri)
     is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
@@ -139,7 +141,36 @@ def report(
         where = {"run_dir" if is_run else "sweep_dir": str(folder)}
         echo_json({**where, "report": str(page), "answer": answer, "problems": problems})
     else:
-        echo_result(answer, [("report", str(page))], problems)
+        echo_result(answer, [("page" if is_run else "report", str(page))], problems)
+
+
+def samples(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.", metavar="RUN_DIR")],
+    *,
+    step: Annotated[int | None, typer.Option(min=1, help="The last step that was kept if left out.")] = None,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only completions that are wrong.")] = False,
+) -> None:
+    """Print what the model wrote in a step: ten prompts, their gold answers, and each completion with its reward."""
+    from grpo_core.run.samples import kept_steps, read_groups
+
+    run = RunDir(run_dir)
+    run.read_config()  # refuses what is no run
+    kept = kept_steps(run)
+    if not kept or step not in (None, *kept):
+        raise ConfigError(f"--step {step}: not kept (training.completions_every); these steps were: {few_names(kept, 20)}")
+    groups = read_groups(run, step or kept[-1])
+    found = [group for group in groups if not wrong or any(one.is_right is False for one in group.completions)]
+    echo(f"step {step or kept[-1]}: {min(len(found), MOST_GROUPS)} of {len(groups)} prompts")
+    for group in found[:MOST_GROUPS]:
+        echo()
+        echo("   ".join(filter(None, [group.end, group.answer and f"gold {group.answer}", group.verdict])))
+        lines = [
+            (one.is_right, f"{one.line}   {one.tokens} tok · r {one.reward:.3g} · A {one.advantage:.2g}")
+            for one in group.completions
+            if not (wrong and one.is_right)
+        ]
+        for (is_right, line), count in Counter(lines).items():
+            echo(f"{count:4} {line}", colour={True: "green", False: "red", None: None}[is_right])
 
 
 def compare(

@@ -265,7 +265,9 @@ def _show(summary: "RunSummary") -> None:
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
-    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", server or HISTORY))
+    is_evaluation = RunDir(summary.run_path).kind == "evaluation"
+    name, file = ("report", "report/report.md") if is_evaluation else ("page", "index.html")
+    places = ((name, f"{summary.run_path}/{file}"), *summary.tracked.places, ("Prefect", server or HISTORY))
     echo_result(facts, places, summary.problems)
     if summary.is_identical is None and summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)

@@ -28,7 +28,7 @@ from grpo_core.interop.trl_export import trl_arguments, updates_per_step
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.loop import conclude
+from grpo_core.training.loop import conclude, write_completions
 from grpo_core.training.measure import Clock
 from grpo_core.training.probe import Probed
 from grpo_core.training.session import FRESH, Session
@@ -191,6 +191,8 @@ class Observer(TrainerCallback):  # type: ignore[misc]
             self.state = conclude(self.session, result)
         self.stopped = self.session.stop.reason()
         control.should_training_stop |= self.stopped is not None
+        if self.stopped is not None:
+            write_completions(self.session, result)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

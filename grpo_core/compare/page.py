@@ -25,7 +25,7 @@ from grpo_core.compare.runs import ComparedRun, Source, begun_runs
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.pages import Picture, Section, Table, render
+from grpo_core.pages import Picture, Section, Table, for_script, render
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
 from grpo_core.run.flow_folder import FlowDir
@@ -176,19 +176,10 @@ def render_comparison(comparison: RunComparison, places: Picture | None = None) 
         sections,
         comparison=comparison,
         document=document,
-        data=Markup(_for_script({"document": document, "drawing": drawing})),
+        data=Markup(for_script({"document": document, "drawing": drawing})),
         words=WORDS,
         plotly=Markup(get_plotlyjs()),
     )
-
-
-def _for_script(value: Any) -> str:
-    r"""Return JSON that cannot end the element of a page in which it stands, whatever texts it holds.
-
-    >>> print(_for_script({"name": "</script><!--"}))
-    {"name": "\u003c/script\u003e\u003c!--"}
-    """
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _run_table(comparison: RunComparison) -> Table:

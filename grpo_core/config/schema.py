@@ -331,7 +331,7 @@ class TrainingConfig(Section):
     max_skipped_updates: int = Field(default=3, ge=1, le=MOST_STEPS)
     """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
     completions_every: Steps = 1
-    """The completions table is written every so many steps."""
+    """The completions table is written every so many steps, of the first step, and of the last one before each end."""
     python: Text | None = None
     """Interpreter of the training process (an environment of its own); null = the one that started it."""
 

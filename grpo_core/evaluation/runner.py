@@ -116,7 +116,7 @@ class Evaluator:
                 "sample": -1 if temperature == 0 else index % group_size,
                 "prompt": prompt.text,
                 "completion": text,
-                "answer": None if prompt.columns.get("answer") is None else str(prompt.columns["answer"]),
+                "answer": prompt.answer,
                 "score": value,
                 "correct": correct,
                 "tokens": int(length),

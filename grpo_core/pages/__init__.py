@@ -1,18 +1,19 @@
 """An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter
 
 from grpo_core.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DPI = 120
 STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
@@ -64,8 +65,11 @@ class Section:
     pictures: Sequence[Picture] = ()
 
 
-def save_picture(figure: Figure, path: Path, alt: str) -> Picture:
+def save_picture(figure: "Figure", path: Path, alt: str) -> Picture:
     """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
     powers = {
         label
         for panel in figure.axes
@@ -101,6 +105,20 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
     filled = [replace(one, tables=[table for table in one.tables if table.rows]) for one in sections]
     shown = [one for one in filled if one.words or one.pictures or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
+
+
+def for_script(value: Any) -> str:
+    r"""Return JSON that cannot end the element of a page in which it stands, whatever texts it holds.
+
+    >>> print(for_script({"name": "</script><!--"}))
+    {"name":"\u003c/script\u003e\u003c!--"}
+    """
+    return (
+        json.dumps(value, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )
 
 
 def _shown(value: Any) -> Any:

@@ -1,10 +1,11 @@
-"""Curves of a run over its steps, with its reference syncs: what the run's report, `grpo compare` and a notebook plot.
+"""Curves of a run over its steps, with its reference syncs: what the run's page, `grpo compare` and a notebook plot.
 
 The arrays are the journal's own figures: nothing is smoothed, joined or filled in. A curve holds the steps at which its metric
 was measured and no others; a figure that was not finite stays in it as NaN or infinity.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
+AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
 AFTER_STEP = 0.5
 """A sync happens after its step and holds from the next one: its mark is half a step later."""
 
@@ -206,6 +208,19 @@ def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     return pandas.DataFrame(rows, columns=list(columns)).astype(columns)  # NaN and infinities, too: they are text in it
 
 
+def read_places(records: Sequence[Record]) -> pandas.DataFrame | None:
+    """Return what a run's journal holds of where its drift is; None where it was never probed.
+
+    A row for each bin of positions (`0`, `1`, `2-3`, `4-7`, ... as in every run), a column for each step with a probe, in it
+    the exact KL to the initial policy in nats a token; NaN where no completion was as long.
+    """
+    steps = step_table(records)
+    starts = sorted(int(match[1]) for key in steps.columns if (match := AT_POSITION.fullmatch(str(key))))
+    found = steps[[f"kl/probe/init_at_{start}" for start in starts]].dropna(how="all").T
+    found.index = pandas.Index([str(start) if start < 2 else f"{start}-{2 * start - 1}" for start in starts])
+    return None if found.empty else found
+
+
 PROBE = "kl/probe/"
 EVALUATION_COLUMNS = ("step", "set", "policy", "num_prompts")
 
@@ -295,7 +310,7 @@ class Run:
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 
     def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
-        """Return a figure of the run's report: its KL and entropy (`drift`), or its reward and accuracy, over steps."""
+        """Return a figure: the KL and entropy of the run (`drift`), or reward and accuracy, over steps."""
         from grpo_core.run.figures import drift_figure, reward_figure
 
         alarms = {alert.step for alert in monitor_alerts(self.dir)}

@@ -1,8 +1,6 @@
 """Pictures of a run over its steps, reference syncs marked; the pieces from which `grpo compare` draws several runs, too."""
 
-import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -12,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from grpo_core.run.curves import FORGETTING, Curve, SyncMarks, read_curves, step_table
+from grpo_core.run.curves import Curve, SyncMarks, read_curves
 from grpo_core.run.journal import Record
 
-AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
-WIDTH, MAP_HEIGHT = 9.0, 2.6
+WIDTH, HEIGHT, MAP_HEIGHT = 9.0, 6.0, 2.6
 """In inches."""
 TITLE_LETTERS = 110
 """What fits above a row of maps."""
@@ -24,7 +21,6 @@ MOST_TICKS = 12
 """Steps that are written below a row of maps."""
 SMOOTHED = 5
 """Steps over which a thick line is the mean of a thin one."""
-DPI = 120
 SYMLOG_FROM = 20.0
 """A KL axis is logarithmic above its median if the largest value exceeds the median by more than this factor."""
 
@@ -52,21 +48,6 @@ DRIFT: Panels = {
     },
     "nats per token": {"policy/entropy": ("entropy", {})},
 }
-PROBE: Panels = {
-    "nats per token": {
-        "kl/probe/full_init": ("reverse KL: what β pulls on", {"style": "-o", "markersize": 3.5}),
-        "kl/probe/forward_own_init": ("forward KL", {"style": "--s", "markersize": 3.5}),
-        "kl/probe/renyi_half_init": ("Rényi-½", {"style": ":^", "markersize": 3.5}),
-    },
-    "share": {
-        "kl/probe/tv_init": ("total variation", {"style": "-o", "markersize": 3.5}),
-        "kl/probe/top1_changed_init": ("positions with another most likely token", {"style": "--s", "markersize": 3.5}),
-    },
-    "nats per completion": {
-        FORGETTING: ("forward KL on the initial policy's own completions (± 1 s.e.)", {"style": "-o", "markersize": 3.5})
-    },
-}
-WITH_BAND = ("kl/ref/drift", FORGETTING)
 
 
 def reward_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Figure:
@@ -81,28 +62,19 @@ def drift_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Fig
     return _over_steps(records, "Drift of the policy", DRIFT, alarms)
 
 
-def panel_figure(records: Sequence[Record]) -> Figure:
-    """Return the divergences of the probe over steps: per token, as shares, and of the initial policy's completions."""
-    title = "How far the policy is from the initial one, in several measures (probe)"
-    return _over_steps(records, title, PROBE, height=8.0, ratios=(1, 1, 1))
-
-
 def _over_steps(
     records: Sequence[Record],
     title: str,
     panels: Panels,
     alarms: Collection[int] = (),
-    *,
-    height: float = 6.0,
-    ratios: Sequence[int] = (2, 1),
 ) -> Figure:
     run = read_curves(records, [key for drawn in panels.values() for key in drawn])
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=ratios)
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=(2, 1))
     for number, (axes, (unit, drawn)) in enumerate(zip(grid, panels.items(), strict=True)):
         for key, (name, look) in drawn.items():
             draw_curve(axes, run.get(key), name, **look)
-            if key in WITH_BAND:
+            if key == "kl/ref/drift":
                 draw_band(axes, run.get(key))
         start_kl_at_zero(axes, [curve for key in drawn if key.startswith("kl/") and (curve := run.get(key)) is not None])
         mark_syncs(axes, run.syncs, label=number == 0)
@@ -114,21 +86,6 @@ def _over_steps(
     grid[-1].set_xlabel("step")
     figure.suptitle(title)
     return figure
-
-
-def save_figures(records: Sequence[Record], folder: Path, alarms: Collection[int] = ()) -> list[Path]:
-    """Write reward.png and kl.png into `folder`, and of a probe panel.png and places.png; return their paths.
-
-    The steps of alarms are marked in the first two.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = {folder / "reward.png": reward_figure(records, alarms), folder / "kl.png": drift_figure(records, alarms)}
-    places = read_places(records)
-    if places is not None:
-        figures |= {folder / "panel.png": panel_figure(records), folder / "places.png": places_figure([("", places)])}
-    for path, figure in figures.items():
-        figure.savefig(path, dpi=DPI)
-    return list(figures)
 
 
 def draw_curve(
@@ -193,19 +150,6 @@ def mark_syncs(axes: Axes, syncs: SyncMarks, label: bool = True) -> None:
     for index, place in enumerate(syncs.places):
         name = "reference sync" if label and index == 0 else None
         axes.axvline(place, color="tab:red", linestyle=":", linewidth=1.2, alpha=0.7, label=name)
-
-
-def read_places(records: Sequence[Record]) -> pandas.DataFrame | None:
-    """Return what a run's journal holds of where its drift is; None where it was never probed.
-
-    A row for each bin of positions (`0`, `1`, `2-3`, `4-7`, ... as in every run), a column for each step with a probe, in it
-    the exact KL to the initial policy in nats a token; NaN where no completion was as long.
-    """
-    steps = step_table(records)
-    starts = sorted(int(match[1]) for key in steps.columns if (match := AT_POSITION.fullmatch(str(key))))
-    found = steps[[f"kl/probe/init_at_{start}" for start in starts]].dropna(how="all").T
-    found.index = pandas.Index([str(start) if start < 2 else f"{start}-{2 * start - 1}" for start in starts])
-    return None if found.empty else found
 
 
 def panel_grid(

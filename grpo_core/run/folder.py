@@ -8,7 +8,9 @@ journal.jsonl               the truth; journal.damaged-<time>.jsonl after a repa
 alerts.jsonl                one line an alert of the monitor: the journal itself has one writer, the training
 completions/  probe/        one Parquet table a step, or a measurement of the probe set
 checkpoints/                step_NNNNNN folders
-eval/  report/              results of evaluations; figures and the report
+index.html                  the page of the run
+summary.json                what the run reached; a flow that has written it is complete
+eval/  report/              results of evaluations; the report of a folder that holds an evaluation alone
 original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
 source/                     of an evaluation: what was downloaded of the run that made the policy
 passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
@@ -60,6 +62,8 @@ class RunDir(FlowDir):
     checkpoints = Place("checkpoints")
     eval = Place("eval")
     report = Place("report")
+    page = Place("index.html")
+    summary_file = Place("summary.json")
     original = Place("original")
     source = Place("source")
 
@@ -110,7 +114,7 @@ class RunDir(FlowDir):
         self.require_ours()
         self.refuse_second_run()
         folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
-        settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
+        settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file, self.page)
         for place in (*folders, *settings, self.given, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
             remove(place)
 

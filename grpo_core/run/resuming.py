@@ -115,7 +115,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: CheckedJournal | None = None) -> str | None:
     """Return the command that resumes a run; None where it is complete, under way, or cannot be resumed.
 
-    A run is complete once its training has reached its last step and its report is written.
+    A run is complete once its training has reached its last step and its summary is written.
 
     Args:
         run_dir: the folder; it need not be a run's.
@@ -134,7 +134,7 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
         return None
     if last is not None and last.kind == "end" and last.data.get("status") == "finished":
         # Without a flow's mark the training was started by hand, and nothing is to follow it.
-        is_complete = (run_dir.report / "report.md").exists() or not run_dir.flow_run_file.exists()
+        is_complete = run_dir.summary_file.exists() or not run_dir.flow_run_file.exists()
     else:
         is_complete = engine != "native" and run_dir.checkpoints.exists()  # begins at the first step or not at all
     return None if is_complete else f"grpo train --resume {path_argument(run_dir.path)}"

@@ -148,6 +148,11 @@ def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | No
 
 
 def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
+    """Return the text of every alert of a run, as `raised_alerts` orders them."""
+    return tuple(alert.text for alert in raised_alerts(run_dir, history))
+
+
+def raised_alerts(run_dir: RunDir, history: Iterable[Record]) -> list[RaisedAlert]:
     """Return every alert of a run in the order of the steps; of one step, those of the training's journal first."""
     of_training = [RaisedAlert(step=record.step, text=str(record.data.get("text"))) for record in history if is_alert(record)]
-    return tuple(alert.text for alert in sorted([*of_training, *monitor_alerts(run_dir)], key=lambda alert: alert.step))
+    return sorted([*of_training, *monitor_alerts(run_dir)], key=lambda alert: alert.step)

@@ -121,6 +121,7 @@ def completions_table(step: int, batch: TrainingBatch) -> pandas.DataFrame:
             "completion_index": [index for _ in rollouts.prompts for index in range(size)],
             "prompt": [prompt.text for prompt in rollouts.prompts for _ in range(size)],
             "completion": list(rollouts.texts),
+            "answer": [prompt.answer for prompt in rollouts.prompts for _ in range(size)],
             "reward": rollouts.rewards.tolist(),
             **{f"reward_{name}": values.tolist() for name, values in rollouts.rewards_by_function.items()},
             "advantage": batch.advantages.tolist(),

@@ -60,6 +60,8 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
                 f"the last {state.skipped_updates} updates were not finite (training.max_skipped_updates "
                 f"{settings.max_skipped_updates}); the policy is the one before them"
             )
+        if stopped is not None and session.world.is_first:
+            write_completions(session, result)
     session.begin_checkpoint(state)
     session.finish_checkpoint()
     return state, None if is_over(settings, state) else stopped
@@ -105,13 +107,20 @@ def record(session: Session, result: StepResult) -> None:
 
 
 def write_tables(session: Session, result: StepResult) -> None:
-    """Write the completions table of a step, where that is due, and that of its probe."""
-    step = result.state.step
-    if is_every(session.config.training.completions_every, step):
-        file = session.run_dir.completions_file(step)
-        write_table(f"the completions of step {step}", file, completions_table(step, result.batch))
+    """Write the completions table of a step, where that is due or it is the run's first or last, and that of its probe."""
+    step, training = result.state.step, session.config.training
+    if is_every(training.completions_every, step) or step == 1 or is_over(training, result.state):
+        write_completions(session, result)
     if result.probed is not None:
         write_table(f"the probe of step {step}", session.run_dir.probe_file(step), result.probed.tokens)
+
+
+def write_completions(session: Session, result: StepResult) -> None:
+    """Write the completions table of a step."""
+    step = result.state.step
+    write_table(
+        f"the completions of step {step}", session.run_dir.completions_file(step), completions_table(step, result.batch)
+    )
 
 
 def constant_rewards(rewards: Sequence[Reward], history: Sequence[Record]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from tasks.tracking.training import stop_requested, system_metrics
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
+PAGE_SECONDS, PAGE_SHARE = 10.0, 0.01  # how often the run's page is written, and at most so much of the time
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
 
@@ -61,6 +62,7 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
             if ended:
                 break
             time.sleep(POLL_SECONDS)
+        watch.write_page()
         watch.shipper.ship_all()
     return tuple(watch.judge.alerts)
 
@@ -74,6 +76,7 @@ class _Watch:
         self._tail = JournalTail(run_dir.journal_file)
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
+        self._next_page = 0.0
         self._mlflow_is_away = False
         self._has_ended = False
         """Whether the training came to its end: from then on its process only evaluates."""
@@ -121,11 +124,23 @@ class _Watch:
             if reason := stop_requested(self._tracked):
                 self._run_dir.request_stop(reason)
                 self._view.say(reason)
+        if time.monotonic() >= self._next_page:
+            self.write_page()
         error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
         if bool(error) != self._mlflow_is_away:
             self._mlflow_is_away = bool(error)
             wait = f"MLflow: {error}; the training continues and keeps its figures"
             self._view.say(wait if error else "MLflow answers again; all figures up to here are there")
+
+    def write_page(self) -> None:
+        """Write the run's page as it is now; whatever is wrong with it is of no concern to the training."""
+        from grpo_core.run_page.page import write_page  # loads pandas
+
+        began = time.monotonic()
+        with contextlib.suppress(Exception):  # at the end it is written again, and raises
+            write_page(self._run_dir, self._tracked.places, live=True)
+            self._view.show_sample(self._run_dir)
+        self._next_page = time.monotonic() + max(PAGE_SECONDS, (time.monotonic() - began) / PAGE_SHARE)
 
     def _report(self, alerts: Sequence[Alert]) -> None:
         announce(alerts, self.shipper, self._tracked)

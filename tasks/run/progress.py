@@ -11,9 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.machine.process import ignore_broken_pipe
+from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, is_alert
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import share_done
@@ -51,6 +53,7 @@ class ProgressView:
         """Expect the steps of a configuration; with a console, `draw` is what is redrawn there."""
         self._pace, self._console = Pace(settings), console
         self._rows: deque[Record] = deque(maxlen=ROWS)
+        self._sample = Text(no_wrap=True, overflow="ellipsis")
 
     def show(self, record: Record) -> None:
         """Show a record that a person follows."""
@@ -64,6 +67,16 @@ class ProgressView:
         self._add(record)
         if self._console is None:
             self.say(f"resuming: the journal reaches step {record.step} of {self._pace.steps}")
+
+    def show_sample(self, run_dir: RunDir) -> None:
+        """Show below the table one completion of the last step that was kept."""
+        if self._console is not None:
+            from grpo_core.run.samples import kept_steps, read_groups  # loads pandas
+
+            for step in kept_steps(run_dir)[-1:]:
+                group = read_groups(run_dir, step)[0]
+                gold = f" (gold {group.answer})" if group.answer else ""
+                self._sample.plain = visible(redact_uri(f"step {step}: {group.end}{gold} → {group.completions[0].line}"))
 
     def _add(self, record: Record) -> None:
         self._pace.count(record)
@@ -84,7 +97,7 @@ class ProgressView:
             table.add_row(f"{record.step}/{self._pace.steps}", *cells)
         footer = Table.grid(padding=(0, 1))
         footer.add_row(ProgressBar(total=1.0, completed=self._pace.share, width=40), self._pace.text())
-        return Group(table, footer)
+        return Group(table, self._sample, footer)
 
 
 @contextmanager

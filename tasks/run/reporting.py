@@ -1,6 +1,5 @@
-"""The report of a run: what it reached, its alerts and reference syncs, and its figures where they are drawn."""
+"""The end of a run: its page, what it reached, and its alerts; and the report of an evaluation."""
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +11,21 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import JournalError
 from grpo_core.evaluation.plan import EvaluationPlan, data_facts
 from grpo_core.evaluation.results import read_estimates
-from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.run.folder import RunDir, monitor_alerts
+from grpo_core.machine.disk import durable_folder, write_json, write_whole
+from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
-from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
 from grpo_core.text import for_code, for_link, for_markdown
 from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
 from tasks.tracking.store import own_tracked
-from tasks.tracking.training import track_report
+from tasks.tracking.training import track_page
 
 REPORT_RETRIES = 4
 """The report is worth half a minute of waiting for Prefect."""
 REPORT_FILE = "report.md"
-"""In `report/`; a flow that has written it is complete."""
+"""Of an evaluation, in `report/`."""
 SHOWN_COMPLETIONS = 10
 
 
@@ -48,110 +46,70 @@ class RunSummary:
     """Of a reproduction: whether it is the run that it repeats; None for any other run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunReport(RunSummary):
-    """A report, ready to be written."""
-
-    head: str
-    """All but the figures, in Markdown."""
-    figures: Sequence[Path]
-
-    def text(self, *, inline: bool = False) -> str:
-        """Return it in Markdown; the figures as links, or inside it: Prefect keeps the text alone."""
-        shown = [f"![{file.stem}]({_embedded(file) if inline else file.name})\n" for file in self.figures]
-        return "\n".join([self.head, *shown, ""])
-
-    def write(self, run_dir: RunDir) -> Path:
-        """Write it into its run; return the file."""
-        file = durable_folder(run_dir.report) / REPORT_FILE
-        write_whole(file, self.text())  # its existence says that the run is complete
-        return file
-
-
-def _embedded(figure: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
-
-
-def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), *, draw: bool = False) -> RunReport:
-    """Return the report of a run.
+def conclude(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -> RunSummary:
+    """Write the page of a run, and then summary.json, which says that its flow is complete; return what the run has reached.
 
     Args:
         run_dir: of the run.
         tracked: its MLflow run.
         alerts: of the monitor, also those that a full disk had no room for.
-        draw: whether the figures are drawn.
 
     Raises:
         JournalError: its journal is damaged.
         ConfigError: its configuration was edited since it began.
     """
-    from grpo_core.run.curves import OF_ADAPTERS, sync_table
+    from grpo_core.run_page.page import write_page  # loads pandas
 
-    records, status, repeated = check_run(run_dir).history, run_status(run_dir), compare_with_original(run_dir)
-    reached = describe_result(records, compare_evaluations(run_dir))
-    facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
-    alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))
-    syncs = sync_table(records)
-    # Not errors of compression: they are small, and 0 means that nothing was left out.
-    rounded = syncs.round({name: 4 for name in syncs.columns if name not in OF_ADAPTERS})
-    figures: list[Path] = []
-    if draw:
-        from grpo_core.run.figures import save_figures  # loads matplotlib
-
-        figures = save_figures(records, run_dir.report, {alert.step for alert in monitor_alerts(run_dir)})
-    sections = {
-        "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
-        "Reference syncs": table(list(syncs.columns), rounded.astype(str).to_numpy().tolist()),
-        "Figures": [] if figures else [f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them."],
-    }
-    return RunReport(
+    status, repeated = run_status(run_dir), compare_with_original(run_dir)
+    reached = describe_result(check_run(run_dir).history, compare_evaluations(run_dir))
+    summary = RunSummary(
         run_path=run_dir.path,
         tracked=tracked,
         status=status.state,
         reason=status.reason,
-        alerts=alerts,
-        facts=facts,
+        alerts=tuple(dict.fromkeys((*status.alerts, *alerts))),
+        facts=(*(repeated.facts() if repeated else ()), *reached, *status.notes),
         is_identical=repeated.is_identical if repeated else None,
-        head=markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_dir.path), facts, sections),
-        figures=figures,
     )
+    write_page(run_dir, tracked.places)
+    write_json(run_dir.summary_file, {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")})
+    return summary
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
-    """Write report/report.md and keep it as an artifact of the flow run.
-
-    The figures of a sweep's run are not drawn: the sweep's report shows all runs, and `grpo report RUN_DIR` draws those of one.
-    """
-    run_dir = RunDir(run_path)
-    report = compose(run_dir, tracked, alerts, draw=run_dir.read_config().tracking.parent is None)
-    report.write(run_dir)
+    """Write the page and the summary of a run, and keep the facts as an artifact of the flow run."""
+    summary = conclude(RunDir(run_path), tracked, alerts)
+    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    markdown = markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "page", RunDir(run_path).page), facts)
     with prefect_may_be_away(REPORT_RETRIES):
-        title = f"GRPO run {for_markdown(tracked.name)}"
-        create_markdown_artifact(report.text(inline=True), key="training-report", description=title)
-    return report
+        create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {for_markdown(tracked.name)}")
+    return summary
 
 
 def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:
-    """Draw the figures of a run as it is now; return (its report, what it reached, what could not be uploaded to MLflow).
+    """Write the page of a run as it is now; return (the page, what it reached, what could not be uploaded to MLflow).
+
+    A training that was started by hand is in no MLflow run, and nothing is uploaded.
 
     Raises:
         JournalError: the folder holds no training that has begun, or its journal is damaged.
         ConfigError: its configuration was edited since it began.
-        TrackingError: it was never tracked, or at an address that is not ours; `Run(...).plot()` draws its figures.
+        TrackingError: it is tracked at an address that is not ours.
         FolderError: the folder is not ours.
     """
+    from grpo_core.run_page.page import write_page
+
     run_dir = RunDir(run_path)
     run_dir.require_ours()
     if run_dir.kind == "evaluation":
         raise JournalError(
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
-    tracked = own_tracked(run_dir)
-    report = compose(run_dir, tracked, draw=True)
-    # An unfinished run gets figures alone: its flow is complete once the report is there.
-    page = report.write(run_dir) if (run_dir.report / REPORT_FILE).exists() else run_dir.report
-    return page, report.facts, track_report(run_dir, tracked)
+    tracked = own_tracked(run_dir) if run_dir.tracking_file.exists() else None
+    facts = describe_result(check_run(run_dir).history, compare_evaluations(run_dir))
+    write_page(run_dir, tracked.places if tracked else ())
+    return run_dir.page, tuple(facts), track_page(run_dir, tracked) if tracked else ()
 
 
 @task(name="report", cache_policy=NO_CACHE)

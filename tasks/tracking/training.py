@@ -199,10 +199,11 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
 
 
 def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
-    """Log files and folders, and what MLflow shows as tables: syncs, the last step's completions, those of evaluations."""
+    """Log files and folders, and what MLflow shows as tables: syncs, completions of three steps and of evaluations."""
     from grpo_core.run.curves import read_table, sync_table
+    from grpo_core.run.samples import kept_steps, samples_table
 
-    for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
+    for file in (run_dir.page, run_dir.summary_file, run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
@@ -210,8 +211,9 @@ def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     tables: dict[str, Any] = {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
     if run_dir.journal_file.exists():
         tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
-    if last := sorted(run_dir.completions.glob("*.parquet"))[-1:]:
-        tables["completions_last_step"] = read_table(last[0])
+    kept = kept_steps(run_dir)
+    for name, place in {"first": 0, "middle": len(kept) // 2, "last": -1}.items() if kept else ():
+        tables[f"completions_{name}_step"] = samples_table(run_dir, kept[place])
     for name, table in tables.items():
         if table is not None:  # damaged
             log_whole_table(client, tracked.run_id, name, table)
@@ -261,11 +263,9 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     return tracked, status, track_results.fn(run_path, tracked, status)
 
 
-def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
-    """Log the report of a run as it is now; return what could not be tracked."""
+def track_page(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
+    """Log the page of a run as it is now; return what could not be tracked."""
     problems: list[str] = []
-    with collect_problems(
-        problems, "the report is not in MLflow", f"; `grpo report {path_argument(run_dir.path)}` tries again"
-    ):
-        log_folder(make_client(tracked.uri, create=False), tracked.run_id, run_dir.report, run_dir.report.name)
+    with collect_problems(problems, "the page is not in MLflow", f"; `grpo report {path_argument(run_dir.path)}` tries again"):
+        make_client(tracked.uri, create=False).log_artifact(tracked.run_id, str(run_dir.page))
     return tuple(problems)

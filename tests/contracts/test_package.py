@@ -116,8 +116,8 @@ def test_an_installed_wheel_trains_and_checks_a_sweep_where_the_repository_is_no
     assert all(Path(file).is_relative_to(tmp_path) for file in where.split())
     grpo = str(python.with_name("grpo"))
     assert "the sweep is valid" in run(grpo, "sweep", "beta_group_sync_tiny", "--check")
-    assert "report.md" in run(grpo, "train", "sums_tiny_cpu", "training.steps=2")
-    assert len(list((work / "runs").glob("*/report/report.md"))) == 1
+    assert "index.html" in run(grpo, "train", "sums_tiny_cpu", "training.steps=2")
+    assert len(list((work / "runs").glob("*/index.html"))) == 1
 
 
 def _build(folder: Path) -> Path:

@@ -47,11 +47,12 @@ def test_prints_progress_the_paired_result_and_how_to_open_the_uis(finished_run:
 
 
 def test_run_dir_holds_everything(run_dir: Path) -> None:
-    expected = ["config.json", "provenance.json", "journal.jsonl", "tracking.json", "train.log", "report/report.md"]
+    expected = ["config.json", "provenance.json", "journal.jsonl", "tracking.json", "train.log", "index.html", "summary.json"]
     expected += ["data/train.jsonl", "data/eval.jsonl", "data/manifest.json", "eval/base.json", "eval/final.parquet"]
     expected += [f"completions/step_{step:06d}.parquet" for step in range(1, STEPS + 1)]
     expected += [f"checkpoints/step_{STEPS:06d}/{name}" for name in ("reference.safetensors", "policy/model.safetensors")]
     assert [name for name in expected if not (run_dir / name).is_file()] == []
+    assert '"live":false' in (run_dir / "index.html").read_text()
 
 
 def test_every_required_key_has_exactly_one_point_a_step(mlflow_run: tuple[Any, Any]) -> None:
@@ -84,12 +85,13 @@ def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run
     assert run.data.params["rewards.1.fn"] == "length"
     assert {"seed", "data_digest", "model_digest", "config_digest", "policy_digest"} <= run.data.tags.keys()
     assert sorted(data.dataset.name for data in run.inputs.dataset_inputs) == ["eval-prompts", "train-prompts"]
-    artifacts = {
-        file.path for folder in ("", "report", "tables", "policy") for file in client.list_artifacts(run.info.run_id, folder)
-    }
+    artifacts = {file.path for folder in ("", "tables", "policy") for file in client.list_artifacts(run.info.run_id, folder)}
     assert {"config.json", "provenance.json", "journal.jsonl", "data", "completions", "eval"} <= artifacts
-    assert {"report/reward.png", "report/kl.png", "report/report.md", "policy/model.safetensors"} <= artifacts
-    assert {"tables/completions_eval_final.json", "tables/completions_last_step.json"} <= artifacts
+    assert {"index.html", "summary.json", "policy/model.safetensors"} <= artifacts
+    tables = {f"tables/completions_{name}.json" for name in ("eval_final", "first_step", "middle_step", "last_step")}
+    assert tables <= artifacts
+    last = json.loads(Path(client.download_artifacts(run.info.run_id, "tables/completions_last_step.json")).read_text())
+    assert last["columns"][:4] == ["prompt", "completion", "answer", "reward"]
 
 
 def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, prefect_api: str) -> None:

@@ -34,6 +34,9 @@ def test_a_breach_is_shown_when_it_begins(breached: Any, capsys: pytest.CaptureF
     breached.alerts_file.unlink()
     monitor.fn(breached.path, open_tracking.fn(breached.path))
     assert capsys.readouterr().out.splitlines().count(TEXT) == 1
+    page = breached.page.read_text()  # a browser loads it again until it is written for the last time
+    assert '"live":true' in page
+    assert TEXT in page
 
 
 def end(run_dir: Any, reason: str) -> None:

@@ -30,10 +30,10 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert "figures of 4 steps, syncs and evaluations among them" in done.stdout
     assert "policy after step 4: the same weights, bit for bit" in done.stdout
     assert "changed: " not in done.stdout
-    (report,) = tmp_path.glob("runs/*-reproduction/report/report.md")
-    assert "identical: " in report.read_text()
+    (summary,) = tmp_path.glob("runs/*-reproduction/summary.json")
+    assert "identical: " in summary.read_text()
     # The first run's evaluation is kept for others; to repeat it is what a reproduction is for.
-    assert (report.parents[1] / "evaluate-base.log").exists()
+    assert summary.with_name("evaluate-base.log").exists()
 
 
 def test_a_run_is_compared_by_its_id_wherever_its_folder_is(

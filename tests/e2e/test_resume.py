@@ -93,7 +93,7 @@ def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tup
     assert f"step {STEPS}/{STEPS}" in output
     records = read_journal(run_dir / "journal.jsonl")
     assert [record.step for record in records if record.kind == "eval" and record.data["set"] == "heldout"] == [0, STEPS]
-    assert (run_dir / "report" / "report.md").exists()
+    assert (run_dir / "summary.json").exists()
 
 
 def test_mlflow_has_one_run_and_every_figure_of_every_step_once(resumed: tuple[Path, Any]) -> None:

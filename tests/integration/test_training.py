@@ -18,6 +18,7 @@ from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import find_best, list_checkpoints
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.run.samples import kept_steps
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 from tests.step_keys import required_step_keys
@@ -322,13 +323,16 @@ def act(prompts, completions, stop_file="", **columns):
 
 def test_a_stop_file_ends_the_training_after_the_step_with_a_checkpoint(tiny_run, tmp_path):
     CALLS.clear()
-    run_dir = tiny_run({"rewards": [{"fn": f"{__name__}:act", "args": {"stop_file": str(tmp_path / "run" / "STOP")}}]})
+    stopping = {"fn": f"{__name__}:act", "args": {"stop_file": str(tmp_path / "run" / "STOP")}}
+    run_dir = tiny_run({"rewards": [stopping], "training.completions_every": 100})
     records = train(run_dir)
+    assert kept_steps(run_dir) == [1, 3]
     assert [(record.kind, record.step) for record in records[-3:]] == [("step", 3), ("checkpoint", 3), ("end", 3)]
     assert records[-1].data == {"status": "stopped", "reason": "STOP: enough"}
     # Once the file is gone the run goes on to its end.
     run_dir.stop_file.unlink()
     assert [record.step for record in of_kind(train(run_dir), "step")] == [1, 2, 3, 4]
+    assert kept_steps(run_dir) == [1, 3, 4]
 
 
 def test_a_reward_function_that_raises_ends_the_training_with_a_message(tiny_run, capsys):

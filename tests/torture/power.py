@@ -29,7 +29,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.resuming import check_resumable
 from grpo_core.training import from_python
-from tasks.run.reporting import compose
+from tasks.run.reporting import conclude
 from tasks.tracking.store import TrackedRun, read_tracked
 from tests.conftest import build_values, write_model
 from tests.torture.compare import checkpoint_differences, journal_differences, table_differences
@@ -53,7 +53,8 @@ PLACES = (
     Cut(name="before a checkpoint's name is flushed", call=r"name run/checkpoints/step_000004", after=True),
     Cut(name="between a checkpoint and its record", call=r"fsync run/checkpoints", nth=4, after=True),
     Cut(name="table of the last evaluation", call=r"name run/eval/final\.parquet", after=True),
-    Cut(name="report", call=r"name run/report/report\.md", after=True),
+    Cut(name="page", call=r"name run/index\.html"),
+    Cut(name="summary", call=r"name run/summary\.json", after=True),
     Cut(name="an export's files", call=r"fsync \.?out.*/model\.safetensors"),
     Cut(name="an export that replaces another", call=r"name out", nth=2),
     Cut(name="an export that has replaced another", call=r"name out", nth=2, after=True),
@@ -68,8 +69,7 @@ def live(root: Path) -> list[str]:
         from_python.resume_training(run_dir.path, progress=False)
     else:
         from_python.train(_config(root), run_dir=run_dir.path, progress=False)
-    report = compose(run_dir, read_tracked(run_dir))
-    report.write(run_dir)
+    report = conclude(run_dir, read_tracked(run_dir))
     for _ in range(2):
         export_policy(run_dir, ExportWish(), root / "out")
     return [*said, *report.facts]

@@ -31,7 +31,7 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
         {**STEPS, "reference.sync_steps": 10, "reference.kl_init_every": 100000},
         ["reference.kl_init_every: 100000", "first sync"],
     ),
-    ({**STEPS, "training.completions_every": 1000}, ["training.completions_every: 1000", "no table"]),
+    ({**STEPS, "training.completions_every": 1000}, ["training.completions_every: 1000", "only the first and the last step"]),
     ({**STEPS, "reference.distance_every": 71}, ["reference.distance_every: 71", "at syncs alone"]),
     ({**STEPS, "training.checkpoint_every": 70}, ["training.checkpoint_every: 70", "the only checkpoint"]),
     # 64 completions a step have 64 tokens at least

@@ -45,8 +45,7 @@ def make(tmp_path: Path, tiny_config: Callable[..., Any]) -> Make:
         if end is not None:
             journal.append("eval", steps, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": 0.5}})
             journal.append("end", steps, {"status": end, "reason": None})
-            run_dir.report.mkdir()
-            (run_dir.report / "report.md").write_text("")
+            run_dir.summary_file.write_text("{}")
         journal.close()
         return run_dir
 
@@ -59,10 +58,10 @@ def test_the_last_line_of_a_run_that_did_not_finish_resumes_it(make: Make, end: 
     assert grpo("status", str(run_dir.path)).stdout.splitlines()[-1] == f"resume with: grpo train --resume {run_dir.path}"
 
 
-def test_a_finished_run_has_nothing_to_resume_unless_its_report_is_missing(make: Make) -> None:
+def test_a_finished_run_has_nothing_to_resume_unless_its_summary_is_missing(make: Make) -> None:
     run_dir = make("one", steps=4, end="finished")
     assert resume_command(run_dir) is None
-    (run_dir.report / "report.md").unlink()  # killed in the evaluation after the last step
+    run_dir.summary_file.unlink()  # killed in the evaluation after the last step
     assert resume_command(run_dir) == f"grpo train --resume {run_dir.path}"
     run_dir.flow_run_file.unlink()  # a training that was started by hand has no report
     assert resume_command(run_dir) is None

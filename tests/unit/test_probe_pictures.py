@@ -5,19 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib import pyplot
 
-from grpo_core.run.figures import panel_figure, places_figure, read_places
+from grpo_core.run.curves import read_places
+from grpo_core.run.figures import places_figure
 from grpo_core.run.journal import Record
 
 TIME = "2026-11-26T00:00:00+00:00"
-PANEL = {
-    "kl/probe/full_init": 0.5,
-    "kl/probe/forward_own_init": 0.7,
-    "kl/probe/renyi_half_init": 0.2,
-    "kl/probe/tv_init": 0.3,
-    "kl/probe/top1_changed_init": 0.1,
-    "kl/probe/forward_init": 4.0,
-    "kl/probe/forward_init_se": 1.0,
-}
 
 
 def records_of(figures: Mapping[int, Mapping[str, float]]) -> Sequence[Record]:
@@ -52,13 +44,4 @@ def test_the_picture_has_these_cells_and_all_runs_share_the_scale():
     assert [label.get_text() for label in drawn[0].get_yticklabels()] == ["0", "1", "2-3", "16-31"]
     assert [label.get_text() for label in drawn[0].get_xticklabels()] == ["10", "20"]
     assert {axes.images[0].get_clim() for axes in drawn} == {(0.0, 1.6)}
-    pyplot.close(figure)
-
-
-def test_the_panel_draws_each_divergence():
-    figure = panel_figure(records_of({10: PANEL, 20: PANEL}))
-    drawn = [[list(line.get_ydata()) for line in axes.lines] for axes in figure.axes]
-    assert drawn == [[[0.5] * 2, [0.7] * 2, [0.2] * 2], [[0.3] * 2, [0.1] * 2], [[4.0] * 2]]
-    (band,) = figure.axes[2].collections
-    assert {float(y) for y in band.get_paths()[0].vertices[:, 1]} == {3.0, 5.0}
     pyplot.close(figure)

@@ -214,7 +214,7 @@ def collect(folder: Path, report: Any, comparison: Any) -> dict[str, Any]:
     with (run / "journal.jsonl").open() as journal:
         figures = [*journal_figures(journal)]
     tables = [*table_figures(run, "completions/*"), *table_figures(run, "eval/*.parquet"), *table_figures(run, "probe/*")]
-    facts = markdown_facts((run / "report" / "report.md").read_text())
+    facts = markdown_facts("\n".join(json.loads((run / "summary.json").read_text())["facts"]))
     page = Tables((sweep / "report" / "report.html").read_text())
     results = [*table_figures(sweep, "results/runs.parquet"), *table_figures(sweep, "results/syncs.parquet")]
     return {

@@ -1,0 +1,133 @@
+"""What the model wrote in a step: its completions in groups, read from `completions/` and the frozen prompts."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from grpo_core.config import RunConfig
+from grpo_core.config.names import reward_name
+from grpo_core.data.prepare import load_frozen
+from grpo_core.run.folder import RunDir
+
+SIGNS = {True: "✓", False: "✗", None: "·"}
+SHOWN = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One completion: its text and tokens, the total reward and that of each function before weights, NaN where unscorable.
+
+    `is_right`: the verifier accepts it, as in `group/all_correct_frac`; None where the run has neither gold answers nor a
+    verifier of its own. `truncated`: it reached `rollout.max_completion_tokens`. An advantage that differs from token to token
+    is their mean.
+    """
+
+    text: str
+    tokens: int
+    reward: float
+    by_function: Mapping[str, float]
+    advantage: float
+    truncated: bool
+    is_right: bool | None
+
+    @property
+    def line(self) -> str:
+        """Return `✗ 4 =`: whether it is right, and as much of the text as a line shows."""
+        return f"{SIGNS[self.is_right]} {self.text[:SHOWN]}{'…' * (len(self.text) > SHOWN)}{' [cut]' * self.truncated}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The completions of one prompt: its whole text, its own `end` after what all prompts share, its gold answer if any."""
+
+    prompt_id: int
+    prompt: str
+    end: str
+    answer: str | None
+    completions: tuple[Completion, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Return `5 of 8 right`; empty where right and wrong are not known."""
+        right = [one.is_right for one in self.completions if one.is_right is not None]
+        return f"{sum(right)} of {len(right)} right" if right else ""
+
+
+def kept_steps(run_dir: RunDir) -> list[int]:
+    """Return the steps whose table of completions is there, in their order."""
+    return sorted(int(file.stem.removeprefix("step_")) for file in run_dir.completions.glob("step_*.parquet"))
+
+
+def read_groups(run_dir: RunDir, step: int) -> tuple[Group, ...]:
+    """Return the groups of a step whose table was kept.
+
+    Raises:
+        OSError, ValueError: there is no such table, or it cannot be read.
+        DataError: the frozen prompts cannot be read.
+    """
+    rows = pandas.read_parquet(run_dir.completions_file(step)).to_dict("records")
+    config, (_, frozen) = run_dir.read_config(), frozen_questions(run_dir.data)
+    groups = []
+    for first in range(0, len(rows), config.rollout.group_size):
+        prompt_id, prompt = rows[first]["prompt_id"], rows[first]["prompt"]
+        end, answer = frozen.get(prompt_id, (prompt, rows[first].get("answer")))
+        completions = tuple(_completion(config, row) for row in rows[first : first + config.rollout.group_size])
+        groups.append(Group(prompt_id=prompt_id, prompt=prompt, end=end, answer=answer, completions=completions))
+    return tuple(groups)
+
+
+def _completion(config: RunConfig, row: Mapping[Any, Any]) -> Completion:
+    verifier = config.evaluation.verifier or (config.rewards[0].fn if config.data.answer_column else None)
+    return Completion(
+        text=row["completion"],
+        tokens=row["tokens"],
+        reward=row["reward"],
+        by_function={key.removeprefix("reward_"): value for key, value in row.items() if key.startswith("reward_")},
+        advantage=float(np.mean(np.atleast_1d(row["advantage"])[: row["tokens"]])),
+        truncated=row["truncated"],
+        is_right=row[f"reward_{reward_name(verifier)}"] >= config.evaluation.pass_score if verifier else None,
+    )
+
+
+def samples_table(run_dir: RunDir, step: int) -> pandas.DataFrame:
+    """Return the completions of a step for people, one a row: the prompt's own end, the completion, the gold answer, rewards.
+
+    Raises:
+        OSError, ValueError, DataError: as `read_groups`.
+    """
+    rows = [
+        {
+            "prompt": group.end,
+            "completion": one.text,
+            "answer": group.answer,
+            "reward": one.reward,
+            **one.by_function,
+            "advantage": one.advantage,
+            "tokens": one.tokens,
+            "truncated": one.truncated,
+            "step": step,
+            "prompt_id": group.prompt_id,
+        }
+        for group in read_groups(run_dir, step)
+        for one in group.completions
+    ]
+    return pandas.DataFrame(rows).dropna(axis="columns", how="all")
+
+
+@lru_cache(maxsize=8)
+def frozen_questions(folder: Path) -> tuple[str, dict[int, tuple[str, str | None]]]:
+    """Return what the questions of all frozen prompts begin with, and {prompt: (its own end, its gold answer)}.
+
+    The question of a conversation is its last message.
+    """
+    prompts = load_frozen(folder)[0]
+    asked = [one.content if isinstance(one.content, str) else str(one.content[-1]["content"]) for one in prompts]
+    shared = os.path.commonprefix([min(asked), max(asked)]) if len(set(asked)) > 1 else ""  # noqa: RUF071
+    shared = shared[: max(map(shared.rfind, " \n")) + 1]  # whole words
+    return shared, {one.id: (text[len(shared) :], one.answer) for one, text in zip(prompts, asked, strict=True)}

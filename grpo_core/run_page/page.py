@@ -1,0 +1,149 @@
+"""What the page of a run shows, gathered as JSON, which the page's script draws; and the page, written.
+
+A page stays below 1 MB, however long the run was: curves are thinned to `MOST_POINTS` in all, and completions are those of a
+few steps, the first and the last among them, as many prompts of each as fit.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from grpo_core.config.consistency import check_consistency
+from grpo_core.config.derived import reference_moments
+from grpo_core.config.names import reward_name
+from grpo_core.config.origin import flatten
+from grpo_core.machine.disk import write_whole
+from grpo_core.metrics import LAST_STEPS, find_metric
+from grpo_core.pages import for_script, render
+from grpo_core.run.curves import Curve, Run, read_places
+from grpo_core.run.folder import RunDir
+from grpo_core.run.resuming import path_argument
+from grpo_core.run.samples import frozen_questions, kept_steps, read_groups
+from grpo_core.run.summary import compare_evaluations, raised_alerts
+from grpo_core.text import for_terminal
+
+CURVES = (
+    *("reward/mean", "eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy", "kl/ref/drift", "kl/init/drift"),
+    *("kl/probe/full_init", "policy/entropy", "completion/tokens/mean", "completion/tokens/max"),
+    *("completion/truncated_frac", "group/zero_std_frac", "optim/grad_norm", "optim/lr", "perf/completion_tokens_per_second"),
+    *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
+    "time/step_seconds",
+)
+MOST_POINTS = 26_000  # of all curves together: those of 1,000 steps are whole
+MOST_STEPS, SAMPLE_BYTES = 20, 280_000  # steps of which completions are shown, and how much room they share
+HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
+MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
+
+
+def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live: bool = False) -> None:
+    """Write the page of a run as it is now into its folder.
+
+    Args:
+        run_dir: of the run, which need not have begun.
+        places: where else it is shown: (label, address or command).
+        live: whether it will be written again: a browser then loads it again every 10 s.
+
+    Raises:
+        GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
+        OSError: the page cannot be written.
+    """
+    data = {**_plain({**page_data(Run(run_dir.path)), "places": places, "live": live}), "samples": _samples(run_dir)}
+    text = render("grpo_core.run_page", "run_page.html.j2", data["title"], [], data=Markup(for_script(data)))
+    write_whole(run_dir.page, text)
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """Return all that the page of a run shows but completions."""
+    config, origin, compared = run.config, run.dir.read_origin(), compare_evaluations(run.dir)
+    rewards, sync = [reward_name(reward.fn) for reward in config.rewards], reference_moments(config) or "never"
+    settings = f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
+    found = run.curves(*CURVES, *(f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "unscorable_frac")))
+    most = max(10, MOST_POINTS // max(len(found.curves), 1))
+    return {
+        "title": config.tracking.run_name or settings,
+        "name": run.name,
+        "preset": origin.preset,
+        "folder": path_argument(run.path),
+        "state": run.state,
+        "reason": run.reason,
+        "notes": run.notes,
+        "step": run.last_step,
+        "steps": config.training.steps,
+        "times": [record.time for record in (*run.records[:1], *run.records[-1:])],
+        "rewards": rewards,
+        "limit": config.rollout.max_completion_tokens,
+        "entropy_alarm": getattr(find_metric("policy/entropy"), "alarm", None),
+        "last_steps": LAST_STEPS,
+        "curves": {key: _points(curve, most) for key, curve in found.curves.items()},
+        "sync_steps": found.syncs.steps.tolist(),
+        "syncs": {"head": list(run.syncs.columns), "rows": run.syncs.tail(MOST_ROWS).to_numpy().tolist()},
+        "alerts": [vars(alert) for alert in raised_alerts(run.dir, run.records)[-MOST_ROWS:]],
+        "warnings": check_consistency(config),
+        "evaluated": next((record.data["num_prompts"] for record in reversed(run.records) if record.kind == "eval"), None),
+        "difference": compared and vars(compared.difference),
+        "positions": (positions := read_places(run.records)) is not None
+        and {"rows": list(positions.index), "steps": list(positions.columns), "cells": positions.to_numpy().tolist()},
+        "changes": [(key, before, now) for key, (before, now) in origin.changes.items()],
+        "config": {key: value for key, value in flatten(config).items() if value is not None},
+        "provenance": {key: value for key, value in run.dir.read_provenance().items() if key != "git_diff"},
+    }
+
+
+def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
+    """Return a curve's points; of more than `most`, the least and the greatest of each stretch, and both ends."""
+    kept = np.arange(len(curve))
+    if len(curve) > most:
+        stretches = np.array_split(kept, most // 2 - 1)
+        ends = [stretch[pick(curve.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
+        kept = np.unique([0, *ends, len(curve) - 1])
+    has_interval = curve.low is not None and curve.high is not None and curve.key.startswith("eval/")
+    lists = {"steps": curve.steps, "values": curve.values, **({"low": curve.low, "high": curve.high} if has_interval else {})}
+    return {key: values[kept].tolist() for key, values in lists.items() if values is not None}
+
+
+def _samples(run_dir: RunDir) -> dict[str, Any]:
+    """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
+    steps, shown = kept_steps(run_dir), list[Any]()
+    largest = max((_cards(run_dir, step)[1][0] for step in steps[-1:]), default=1)
+    count = min(len(steps), MOST_STEPS, max(2, SAMPLE_BYTES // largest))
+    for place in np.linspace(0, len(steps) - 1, count):
+        cards, sizes = _cards(run_dir, steps[round(place)])
+        fit = max(1, int(np.searchsorted(sizes, SAMPLE_BYTES // count, side="right")))
+        shown.append({"step": steps[round(place)], "total": len(cards), "groups": cards[:fit]})
+    return {"shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "", "steps": shown}
+
+
+@lru_cache(maxsize=4 * MOST_STEPS)
+def _cards(run_dir: RunDir, step: int) -> tuple[list[Any], Sequence[int]]:
+    """Return a card a prompt, and the room that the cards up to each take.
+
+    Completions that are equal in everything are one, with their number; long texts are cut.
+    """
+    cards = []
+    for group in read_groups(run_dir, step):
+        rows = Counter(
+            (
+                one.text if len(one.text) <= HEAD + TAIL else f"{one.text[:HEAD]}\n[…]\n{one.text[-TAIL:]}",
+                len(one.text) if len(one.text) > HEAD + TAIL else 0,
+                *(one.tokens, one.reward, one.advantage, one.truncated, one.is_right, tuple(one.by_function.values())),
+            )
+            for one in group.completions
+        )
+        about = {"prompt": group.end[-HEAD:], "answer": group.answer and group.answer[-TAIL:], "verdict": group.verdict}
+        cards.append(_plain({**about, "rows": [(count, *row) for row, count in rows.items()]}))
+    return cards, np.cumsum([len(for_script(card)) for card in cards]).tolist()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: what acts in a text is shown, passwords are not; a figure that is not finite is null."""
+    if isinstance(value, str):
+        return for_terminal(value)
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
