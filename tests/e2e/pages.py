@@ -50,7 +50,6 @@ RULES = (
     Rule(pattern=r"hf upload .*", not_run=GPUS_OR_HUB),
     Rule(pattern=r"grpo train --continue .*", phrase="held-out greedy accuracy", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo try .*", phrase="initial policy", instead={RUN: "runs/one"}),
-    Rule(pattern=r"grpo samples .*", phrase="step", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo train --resume \S+", phrase="page +runs/stopped/index.html", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="page +runs/damaged/index.html", instead={RUN: DAMAGED}),
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="page +runs/stopped/index.html", instead={RUN: STOPPED}),
