@@ -16,10 +16,13 @@ from grpo_core.text import for_terminal, redact_uri, visible
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 
 
-def echo(line: str = "", err: bool = False) -> None:
-    """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
+def echo(line: str = "", err: bool = False, fg: str | None = None) -> None:
+    """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own.
+
+    At a terminal it has the colour `fg`.
+    """
     with ignore_broken_pipe():
-        typer.echo(visible(redact_uri(line)), err=err)
+        typer.secho(visible(redact_uri(line)), err=err, fg=fg)
 
 
 def echo_text(text: str, err: bool = False) -> None:

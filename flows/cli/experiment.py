@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings
-from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
+from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, repeatability, weight_of_kl
 from grpo_core.config.loading import dump_yaml, known_keys
 from grpo_core.config.origin import SWEEPS, preset_names
@@ -159,8 +159,9 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.run.fit import slow_dtype_warnings
     from grpo_core.run.preflight import check_elsewhere, check_start
 
-    resolved = load_config(config, parse_overrides(overrides or []))
-    warnings, whether = check_consistency(resolved), ""
+    origin = load(config, parse_overrides(overrides or []))
+    resolved, whether = origin.config, ""
+    warnings = (*check_consistency(resolved), *origin.warnings)
     if device_memory is None:
         found = check_start(resolved, import_folders(resolved, config))
         warnings = (*warnings, *slow_dtype_warnings(resolved))

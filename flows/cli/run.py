@@ -134,7 +134,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     resolved = load(config, values)  # refused before anything is made or started
     started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
     with working_in_new(run_dir, resolved.preset, "run") as folder:
-        echo_warnings((*check_consistency(resolved.config), *started))
+        echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
         use_stack()
         with gc_paused():
             from flows.train import grpo
@@ -237,9 +237,10 @@ def _show(summary: "RunSummary") -> None:
     """
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    for alert in summary.alerts:
+        echo(f"  alert: {alert}", fg="red" if alert in str(summary.reason) else "yellow")
     places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", server or HISTORY))
-    echo_result(facts, places, summary.problems)
+    echo_result(summary.facts, places, summary.problems)
     if summary.is_identical is None and summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)

@@ -19,6 +19,8 @@ NAMED_CHANGES = 2
 """How many changes beside the knobs a name holds."""
 NAMED_CHARACTERS = 24
 """Longer values are cut in a name."""
+FAR = 100
+"""Times the preset's learning rate, beyond which another one is doubtful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,13 @@ class Origin:
     """{key.path: (the preset's value, the run's value)}."""
     import_from: tuple[str, ...] = ()
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is doubtful about the changes."""
+        before, now = self.changes.get("optimizer.lr", (None, None))
+        is_far = bool(before) and bool(now) and now > FAR * before
+        return (f"optimizer.lr: {now:g} is {now / before:.3g} times that of {self.preset} ({before:g})",) if is_far else ()
 
 
 @dataclass(frozen=True, kw_only=True)

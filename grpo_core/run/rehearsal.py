@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
-from grpo_core.data.prompts import check_rows, count_held_out, tokenized
+from grpo_core.data.prompts import check_rows, count_held_out, few_prompts, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.process import exit_with_lifeline
@@ -101,12 +101,12 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
 
 
 def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
-    """Yield what the tokenizer and its template make of the first rows; and that a step has more prompts than there are.
+    """Yield what the tokenizer and its template make of the first rows; and of which prompts there are few.
 
     Raises:
         DataError: the training would refuse a row, all prompts are too long, or the split would leave a side empty.
     """
-    data, most, asked = config.data, config.rollout.max_prompt_tokens, config.rollout.num_prompts_per_step
+    data, most = config.data, config.rollout.max_prompt_tokens
     folder, kept = model_here(config.model.source), list(prompts)
     tokenizer = None
     with contextlib.suppress(Exception):  # one that cannot be read is refused by the look at the model
@@ -129,13 +129,8 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
             yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
     if not is_all:
         return
-    found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
-    if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
-        yield (
-            "warnings",
-            f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
-            "prompts repeat within a step",
-        )
+    held_out = count_held_out(len({repr(prompt.content) for prompt in kept}), data)
+    yield from (("warnings", text) for text in few_prompts(config, len(kept) - held_out, held_out))
 
 
 def main() -> None:

@@ -212,7 +212,7 @@ def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch
 
 
 def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None:
-    anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
+    *_, anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
     assert "rewards.0.fn rewards_of_this_test:anything: the constant 'nan' scores 1 on average" in anything
     assert "so do 14 of 14 other wrong answers" in anything
     assert distance.startswith(
