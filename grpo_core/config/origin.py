@@ -38,7 +38,7 @@ class Origin:
         """What is doubtful about the changes."""
         before, now = self.changes.get("optimizer.lr", (None, None))
         is_far = bool(before) and bool(now) and now > FAR * before
-        return (f"optimizer.lr: {now:g} is {now / before:.3g} times that of {self.preset} ({before:g})",) if is_far else ()
+        return (f"optimizer.lr: {now:g} is {now / before:,.0f} times that of {self.preset} ({before:g})",) if is_far else ()
 
 
 @dataclass(frozen=True, kw_only=True)

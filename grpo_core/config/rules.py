@@ -82,7 +82,7 @@ KINDS: dict[Kind, KindOfRule] = {
         window=3,
         bound=0.9,
         can_sync=False,
-        advice="all completions are cut at {completion/tokens/max:.0f} tokens: raise rollout.max_completion_tokens",
+        advice="nearly all completions are cut at {completion/tokens/max:.0f} tokens: raise rollout.max_completion_tokens",
     ),
     "no_signal": KindOfRule(
         metric="group/zero_std_frac",

@@ -130,7 +130,7 @@ def test_the_advice_names_the_figures_of_the_step() -> None:
     }
     said = [alert.text for step in range(1, 6) for alert in book.observe(step, figures)]
     assert [text.partition("; ")[2] for text in said] == [
-        "all completions are cut at 24 tokens: raise rollout.max_completion_tokens (docs/collapse.md)",
+        "nearly all completions are cut at 24 tokens: raise rollout.max_completion_tokens (docs/collapse.md)",
         "no group teaches: the rewards of each are equal (0.0123 on average) (docs/collapse.md)",
     ]
 
