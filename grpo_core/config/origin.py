@@ -71,13 +71,28 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
 
 
 def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
-    values = {} if file is None else read_values(file)
+    values = {} if file is None else read_beside(file)
     config = validate_config(apply_overrides(values, changes))
     try:
         preset: RunConfig | None = validate_config(values) if changes else config
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
     return Resolved(config=config, preset="run" if file is None else file.stem, changes=changes_between(preset, config))
+
+
+def read_beside(file: Path) -> dict[str, Any]:
+    """Return the plain values of a configuration's file; a path in it that leads from the file's folder somewhere is that one.
+
+    Raises:
+        ConfigError: as `read_values`.
+    """
+    values = read_values(file)
+    for section in (values.get("data"), values.get("model")):
+        kind, colon, path = str(section.get("source", "") if isinstance(section, dict) else "").rpartition(":")
+        beside = os.path.join(file.parent, path)  # noqa: PTH118  (as it is written)
+        if path and kind in ("", "file") and file.parent != Path() and os.path.exists(beside):  # noqa: PTH110
+            section["source"] = f"{kind}{colon}{beside}"
+    return values
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:

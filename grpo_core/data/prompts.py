@@ -55,18 +55,21 @@ def build_prompts(
             or a split is left empty.
     """
     check_rows(rows, config)
-    kept = [
-        prompt
-        for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
-        if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens
-    ]
+    made = [prompt for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens) if prompt is not None]
+    kept = [prompt for prompt in made if len(prompt.token_ids) <= max_prompt_tokens]
     num_too_long = len(rows) - len(kept)
     if not kept:
         raise DataError(
             f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
-            f"rollout.max_prompt_tokens {max_prompt_tokens} tokens"
+            f"rollout.max_prompt_tokens {max_prompt_tokens} tokens{limit_of(made)}"
         )
     return _split(kept, num_too_long, config)
+
+
+def limit_of(prompts: Sequence[Prompt]) -> str:
+    """Return `; the longest has 44: rollout.max_prompt_tokens=48`, a limit that all of some prompts keep: a multiple of 16."""
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    return f"; the longest has {longest}: rollout.max_prompt_tokens={-(-longest // 16) * 16}" if longest else ""
 
 
 def hold_out_all(split: PromptSplit) -> PromptSplit:

@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
-from grpo_core.data.prompts import check_rows, count_held_out, few_prompts, tokenized
+from grpo_core.data.prompts import check_rows, count_held_out, few_prompts, limit_of, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.process import exit_with_lifeline
@@ -118,11 +118,13 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
         made = [prompt for prompt in tokenized(first, data, tokenizer, most, ends) if prompt is not None]
         short = {prompt.id for prompt in made if len(prompt.token_ids) <= most}
         if not short:
-            shortest = f" (the shortest has {min(len(prompt.token_ids) for prompt in made)} tokens)" if made else ""
             raise DataError(
-                f"rollout.max_prompt_tokens: {most} is less than each of the first {len(first)} prompts has{shortest}, so none "
-                "would be left; raise it"
+                f"rollout.max_prompt_tokens: {most} is less than each of the first {len(first)} prompts has, so none would be "
+                f"left{limit_of(made)}"
             )
+        if len(short) < len(first):
+            what = f"leaves out {len(first) - len(short)} of the first {len(first)} prompts"
+            yield "warnings", f"rollout.max_prompt_tokens: {most} {what}{limit_of(made)}"
         kept = [prompt for prompt in prompts if prompt.id in short or prompt.id >= len(first)]
         for prompt in made[:1]:
             yield "notes", f"the first prompt ends with …{end_of(prompt, tokenizer)!r}"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, derived, find_config
 from grpo_core.config.loading import explain, read_values
-from grpo_core.config.origin import find_sweep
+from grpo_core.config.origin import find_sweep, read_beside
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
@@ -80,6 +80,8 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     Raises:
         ConfigError: as `load_sweep`.
     """
+    if "axes" not in values and values.keys() & RunConfig.model_fields.keys():
+        raise ConfigError("this is a run's file; a sweep's has `base` (such a file) and `axes`; `grpo train` takes it")
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
@@ -88,7 +90,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
         _refuse_first(faults)
     base_file = find_config(sweep.base)
-    base = apply_overrides(read_values(base_file), sweep.overrides)
+    base = apply_overrides(read_beside(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
     _check_arms(sweep, configs)
     if sweep.runs.where == "local" and "concurrency" not in sweep.runs.model_fields_set:
