@@ -6,9 +6,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.results import clean, compare, export, report, runs, status, track
@@ -16,33 +17,52 @@ from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep,
 from flows.cli.stack import down, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
-from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
+from grpo_core.config.loading import known_keys
+from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
+from grpo_core.interop.conversion import name_here
 from grpo_core.machine.process import exit_with_lifeline
 from tasks.credentials import move_credentials
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-VERBS: dict[str, Callable[..., None]] = {
-    "init": init,
-    "train": train,
-    "join": join,
-    "runs": runs,
-    "sweep": sweep,
-    "report": report,
-    "clean": clean,
-    "evaluate": evaluate,
-    "reproduce": reproduce,
-    "compare": compare,
-    "export": export,
-    "check": check,
-    "track": track,
-    "import-config": import_settings,
-    "up": up,
-    "down": down,
-    "status": status,
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {"init": init, "import-config": import_settings, "check": check, "train": train, "join": join},
+    "Watch": {"runs": runs, "status": status, "compare": compare, "report": report},
+    "Sweep": {"sweep": sweep},
+    "Hand on": {"evaluate": evaluate, "reproduce": reproduce, "export": export},
+    "Servers": {"up": up, "down": down},
+    "Repair": {"track": track, "clean": clean},
 }
-for name, verb in VERBS.items():
-    app.command(name)(verb)
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
+OTHER_NAMES = {"list": "runs", "ls": "runs", "logs": "status", "completions": "samples", "dashboard": "compare"}
+"""Verbs of other tools, and what is here in their place."""
+
+
+class Verb(TyperCommand):
+    """A verb that knows a key of the configuration which was given as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left of the arguments.
+
+        Raises:
+            ConfigError: an option is a key.
+        """
+        try:
+            return super().parse_args(ctx, list(args))
+        except Exception as error:
+            option = str(getattr(error, "option_name", "")) if hasattr(error, "possibilities") else ""
+            value = next(iter(args[args.index(option) + 1 :]), "...") if option in args else "..."
+            name = option.strip("-").replace("-", "_")
+            keys = [f"{key}={value}" for key in known_keys() if key.rpartition(".")[2] == name]
+            meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
+            if option and meant:
+                raise ConfigError(f"{option}: no such option; {meant}") from error
+            raise
+
+
+for panel, verbs in GROUPS.items():
+    for name, verb in verbs.items():
+        app.command(name, cls=Verb, rich_help_panel=panel)(verb)
 
 DEBUG = "--debug"
 
@@ -91,6 +111,8 @@ def main() -> None:
         # Each attempt to reach a server that is away; the monitor reports it once.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
+        if (meant := OTHER_NAMES.get("".join(arguments[:1]))) in VERBS:
+            raise ConfigError(f"{arguments[0]}: no such command; did you mean `grpo {meant}`?")
         move_credentials()
         with ended_like_ctrl_c():
             app(arguments)

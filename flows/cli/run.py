@@ -20,9 +20,12 @@ from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
 from grpo_core.machine.process import gc_paused
+from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
+from grpo_core.run.resuming import continue_command, is_reported
+from grpo_core.run.summary import run_status
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -155,9 +158,13 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     sizes = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if value not in sizes]:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
-    changed = passes_to_change(parse_overrides(sizes))
-    RunDir(run_dir).read_config()
+    folder, values = RunDir(run_dir), parse_overrides(sizes)
+    changed, steps = passes_to_change(values, continue_command(folder, *sizes)), folder.read_config().training.steps
+    if repair is None and run_status(folder).state == "finished" and is_reported(folder):
+        echo(f"already finished; more steps: `{continue_command(folder, f'training.steps={2 * steps}')}`")
+        return
     with working_in(run_dir):
+        echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
         use_stack()
         with gc_paused():
             from flows.train import resume

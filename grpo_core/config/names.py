@@ -53,7 +53,7 @@ def check_data_source(value: str) -> str:
     kind, _, name = value.partition(":")
     if kind not in ("reasoning_gym", "file", "hub") or not name.strip():
         of = "reasoning_gym" if value in ALLOWED_TASKS else "file" if value.endswith(DATA_FILES) else "hub"
-        meant = "" if ":" in value or value in ("reasoning_gym", "file", "hub") else f"; did you mean {of}:{value}?"
+        meant = "" if ":" in value or value in ("reasoning_gym", "file", "hub") else f" (did you mean {of}:{value}?)"
         raise _unknown(f"input should be reasoning_gym:<task>, file:<path> or hub:<dataset>{meant}")
     if kind == "reasoning_gym" and name not in ALLOWED_TASKS:
         close = difflib.get_close_matches(name, ALLOWED_TASKS, n=3)

@@ -26,15 +26,15 @@ def name_here(key: str) -> str | None:
     """Return what a key of another system is here, or what is here in its place; None where none of them has it.
 
     >>> name_here("num_generations")
-    'num_generations is a key of TRL; here it is rollout.group_size'
+    "num_generations is TRL's name: here rollout.group_size"
     """
     for system in SYSTEMS.values():
-        name = system.aliases.get(key, key)
+        name, whose = system.aliases.get(key, key), f"{system.title.split()[0]}'s"
         rule, reason = system.find_rule(name), {**system.ignored, **system.dead}.get(name)
         if ours := rule.ours if rule else "":
-            return f"{key} is a key of {system.title}; here it is {ours}"
+            return f"{key} is {whose} name: here {ours}"
         if reason:
-            return f"{key} is a key of {system.title}, which is not known here: {reason}"
+            return f"{key} is {whose} name, without a counterpart: {reason}"
     return None
 
 

@@ -91,7 +91,8 @@ class _Watch:
             self._view.resume(finished[-1])
         else:
             for record in records:
-                self._view.show(record)
+                if record.kind != "end":  # of an earlier session
+                    self._view.show(record)
         self._report(self.judge.catch_up(records))
 
     def read(self) -> None:
