@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import random
 import shutil
 from dataclasses import asdict
@@ -22,6 +23,9 @@ from grpo_core.run.resuming import path_argument
 if TYPE_CHECKING:
     from grpo_core.run.preflight import Preflight
 
+SOURCES = ("file:", "hub:", "reasoning_gym:")
+OWN_MODEL = "bundled:smollm2-135m"
+"""For data of one's own."""
 STARTER = Path(__file__).parents[1] / "starter"
 NUM_ROWS = 1000
 OPENING = "State the final answer to the following arithmetic problem: "
@@ -64,27 +68,54 @@ DeviceMemory = Annotated[
 
 def init(
     name: Annotated[Path, typer.Argument(help="Folder to write, below the working folder; it must not exist yet.")],
+    model: Annotated[str | None, typer.Option(help="A folder, a hub id or `bundled:<name>`; left out, a tiny one.")] = None,
+    data: Annotated[str | None, typer.Option(help="Your rows: a file, or hub:<data set>; left out, sums.")] = None,
 ) -> None:
-    """Write an experiment that runs as it is: a commented configuration, reward functions and rows of data."""
-    module = _module_of(name)
+    """Write an experiment that runs as it is: a commented configuration, reward functions and, without --data, rows.
+
+    Columns, chat template and the limit of prompts are those of the data and the model that are given.
+    """
+    module, command_path = _module_of(name), path_argument(name / "config.yaml")
+    if data is not None and not data.startswith(SOURCES):
+        data = f"file:{data}"
+    found, longest = None, None
+    if data is not None:
+        from grpo_core.data.guess import guess
+
+        found, longest = guess(data, model or OWN_MODEL)
     import jinja2
 
-    template = (STARTER / "config.yaml.j2").read_text(encoding="utf-8")
-    config = jinja2.Template(template, keep_trailing_newline=True).render(
-        folder=name,
-        command_path=path_argument(name / "config.yaml"),
-        rows=json.dumps(f"file:{name / 'rows.jsonl'}", ensure_ascii=False),  # JSON text is YAML text
+    template = jinja2.Template((STARTER / "config.yaml.j2").read_text(encoding="utf-8"), keep_trailing_newline=True)
+    template.globals["text"] = lambda value: json.dumps(value, ensure_ascii=False)  # JSON text is YAML text
+    config = template.render(
+        command_path=command_path,
+        rows=_seen_from(name, data or f"file:{name / 'rows.jsonl'}"),
+        model=_seen_from(name, model or (OWN_MODEL if data else "scratch:sums")),
+        data=found,
+        longest=longest,
+        lr="1.0e-6" if data or model else "5.0e-4",
         module=module,
     )
     with raised_as(ConfigError, f"{name_of(str(name), 300)}: cannot be written ({{cause}})", OSError):
         name.mkdir(parents=True)
     (name / "config.yaml").write_text(config, encoding="utf-8")
     shutil.copyfile(STARTER / "rewards.py", name / "rewards.py")
-    (name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()), encoding="utf-8")
+    if data is None:
+        (name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()), encoding="utf-8")
     echo(f"{name / 'config.yaml'}  the settings that matter, each with its meaning")
     echo(f"{name / 'rewards.py'}  the reward functions")
-    echo(f"{name / 'rows.jsonl'}  {NUM_ROWS} prompts with their answers")
-    echo(f"start with: grpo train {path_argument(name / 'config.yaml')}")
+    if found is None:
+        echo(f"{name / 'rows.jsonl'}  {NUM_ROWS} prompts with their answers")
+    else:
+        echo(f"prompts are the column {found.prompt_column!r}, answers {found.answer_column!r}; the longest: {longest} tokens")
+    echo(f"start with: grpo train {command_path}")
+
+
+def _seen_from(folder: Path, source: str) -> str:
+    """Return a source of data or of a model as a file in `folder` names it."""
+    kind, colon, path = source.rpartition(":")
+    is_here = (kind in ("", "file") and Path(path).exists()) or Path(path).parent == folder
+    return f"{kind}{colon}{os.path.relpath(path, folder)}" if is_here and not Path(path).is_absolute() else source
 
 
 def _rows() -> list[dict[str, str]]:

@@ -29,12 +29,10 @@ def name_here(key: str) -> str | None:
     "num_generations is TRL's name: here rollout.group_size"
     """
     for system in SYSTEMS.values():
-        name, whose = system.aliases.get(key, key), f"{system.title.split()[0]}'s"
-        rule, reason = system.find_rule(name), {**system.ignored, **system.dead}.get(name)
-        if ours := rule.ours if rule else "":
-            return f"{key} is {whose} name: here {ours}"
-        if reason:
-            return f"{key} is {whose} name, without a counterpart: {reason}"
+        name = system.aliases.get(key, key)
+        ours = "".join(rule.ours for rule in [system.find_rule(name)] if rule)
+        if here := f"here {ours}" if ours else {**system.ignored, **system.dead}.get(name):
+            return f"{key} is {system.title.split()[0]}'s name: {here}"
     return None
 
 

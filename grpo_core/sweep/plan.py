@@ -26,6 +26,7 @@ TPE_STARTUP = 10
 SHOWN_ARMS = 40
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
+NO_SWEEP = "this is a run's file, which `grpo train` takes; a sweep's has `base` (such a file) and `axes`"
 BETA, SYNC = "loss.beta", "reference.sync_steps"
 SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync", "ref/lag")
 """Beginnings of the metrics whose value is decided before the first step."""
@@ -80,12 +81,10 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     Raises:
         ConfigError: as `load_sweep`.
     """
-    if "axes" not in values and values.keys() & RunConfig.model_fields.keys():
-        raise ConfigError("this is a run's file; a sweep's has `base` (such a file) and `axes`; `grpo train` takes it")
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(listed(explain(error, SweepConfig))) from error
+        raise ConfigError(listed(explain(error, SweepConfig) if {"base", "axes"} & values.keys() else [NO_SWEEP])) from error
     of_axes = [_axis_faults(sweep, key, axis) for key, axis in sweep.axes.items()]
     for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
         _refuse_first(faults)
