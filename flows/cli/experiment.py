@@ -93,7 +93,7 @@ def init(
         model=_seen_from(name, model or (OWN_MODEL if data else "scratch:sums")),
         data=found,
         longest=longest,
-        lr="1.0e-6" if data or model else "5.0e-4",
+        own=bool(data or model),
         module=module,
     )
     with raised_as(ConfigError, f"{name_of(str(name), 300)}: cannot be written ({{cause}})", OSError):
