@@ -6,10 +6,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.results import clean, compare, export, report, runs, status, track
@@ -35,34 +34,11 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 }
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 OTHER_NAMES = {"list": "runs", "ls": "runs", "logs": "status", "completions": "samples", "dashboard": "compare"}
-"""Verbs of other tools, and what is here in their place."""
-
-
-class Verb(TyperCommand):
-    """A verb that knows a key of the configuration which was given as an option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return what is left of the arguments.
-
-        Raises:
-            ConfigError: an option is a key.
-        """
-        try:
-            return super().parse_args(ctx, list(args))
-        except Exception as error:
-            option = str(getattr(error, "option_name", "")) if hasattr(error, "possibilities") else ""
-            value = next(iter(args[args.index(option) + 1 :]), "...") if option in args else "..."
-            name = option.strip("-").replace("-", "_")
-            keys = [f"{key}={value}" for key in known_keys() if key.rpartition(".")[2] == name]
-            meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
-            if option and meant:
-                raise ConfigError(f"{option}: no such option; {meant}") from error
-            raise
 
 
 for panel, verbs in GROUPS.items():
     for name, verb in verbs.items():
-        app.command(name, cls=Verb, rich_help_panel=panel)(verb)
+        app.command(name, rich_help_panel=panel)(verb)
 
 DEBUG = "--debug"
 
@@ -99,6 +75,18 @@ QUIET = {
 """Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
 
 
+def _refuse_other_names(verb: str = "", *given: str) -> None:
+    """Refuse a verb of other tools, and a key that is given as an option, with their names here."""
+    if (here := OTHER_NAMES.get(verb)) in VERBS:
+        raise ConfigError(f"{verb}: no such command; did you mean `grpo {here}`?")
+    for option, value in zip(given, (*given[1:], "..."), strict=False):
+        name, _, own = option.removeprefix("--").replace("-", "_").partition("=")
+        keys = [f"{key}={own or value}" for key in known_keys() if key.rpartition(".")[2] == name]
+        meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
+        if verb in ("train", "check", "sweep") and option.startswith("--") and meant:
+            raise ConfigError(f"{option}: no such option; {meant}")
+
+
 def main() -> None:
     """Run the command; an error is one message and an exit code, with --debug (anywhere on the line) also a traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
@@ -111,8 +99,7 @@ def main() -> None:
         # Each attempt to reach a server that is away; the monitor reports it once.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
-        if (meant := OTHER_NAMES.get("".join(arguments[:1]))) in VERBS:
-            raise ConfigError(f"{arguments[0]}: no such command; did you mean `grpo {meant}`?")
+        _refuse_other_names(*arguments)
         move_credentials()
         with ended_like_ctrl_c():
             app(arguments)

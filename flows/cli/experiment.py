@@ -1,9 +1,7 @@
 """The verbs of the `grpo` command before a run: write an experiment, take over another system's, check a configuration."""
 
 import importlib.util
-import json
 import os
-import random
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -23,13 +21,8 @@ from grpo_core.run.resuming import path_argument
 if TYPE_CHECKING:
     from grpo_core.run.preflight import Preflight
 
-SOURCES = ("file:", "hub:", "reasoning_gym:")
-OWN_MODEL = "bundled:smollm2-135m"
-"""For data of one's own."""
 STARTER = Path(__file__).parents[1] / "starter"
-NUM_ROWS = 1000
-OPENING = "State the final answer to the following arithmetic problem: "
-"""One token of the model scratch:sums, which knows nothing but sums behind it."""
+ROWS = "rows.jsonl"
 NOT_KNOWN = "not known: the model is not here, or has other layers than the formulas"
 
 
@@ -75,58 +68,37 @@ def init(
 
     Columns, chat template and the limit of prompts are those of the data and the model that are given.
     """
-    module, command_path = _module_of(name), path_argument(name / "config.yaml")
-    if data is not None and not data.startswith(SOURCES):
-        data = f"file:{data}"
-    found, longest = None, None
-    if data is not None:
-        from grpo_core.data.guess import guess
-
-        found, longest = guess(data, model or OWN_MODEL)
+    module, command_path, own = _module_of(name), path_argument(name / "config.yaml"), bool(data or model)
+    source, model = data or f"file:{name / ROWS}", model or ("bundled:smollm2-135m" if data else "scratch:sums")
+    if not source.startswith(("file:", "hub:", "reasoning_gym:")):
+        source = f"file:{source}"
     import jinja2
 
-    template = jinja2.Template((STARTER / "config.yaml.j2").read_text(encoding="utf-8"), keep_trailing_newline=True)
-    template.globals["text"] = lambda value: json.dumps(value, ensure_ascii=False)  # JSON text is YAML text
-    config = template.render(
-        command_path=command_path,
-        rows=_seen_from(name, data or f"file:{name / 'rows.jsonl'}"),
-        model=_seen_from(name, model or (OWN_MODEL if data else "scratch:sums")),
-        data=found,
-        longest=longest,
-        own=bool(data or model),
-        module=module,
-    )
+    from grpo_core.data.guess import guess
+
+    found, longest = guess(source, model) if data else (None, None)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(STARTER), keep_trailing_newline=True, autoescape=False)
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # JSON text is YAML text
+    facts = {"command_path": command_path, "module": module, "data": found, "longest": longest, "own": own}
+    places = {"rows": _seen_from(name, source), "model": _seen_from(name, model)}
     with raised_as(ConfigError, f"{name_of(str(name), 300)}: cannot be written ({{cause}})", OSError):
         name.mkdir(parents=True)
-    (name / "config.yaml").write_text(config, encoding="utf-8")
+    for file in ("config.yaml", *(() if data else (ROWS,))):
+        (name / file).write_text(templates.get_template(f"{file}.j2").render(facts, **places), encoding="utf-8")
     shutil.copyfile(STARTER / "rewards.py", name / "rewards.py")
-    if data is None:
-        (name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()), encoding="utf-8")
     echo(f"{name / 'config.yaml'}  the settings that matter, each with its meaning")
     echo(f"{name / 'rewards.py'}  the reward functions")
     if found is None:
-        echo(f"{name / 'rows.jsonl'}  {NUM_ROWS} prompts with their answers")
+        echo(f"{name / ROWS}  prompts with their answers")
     else:
         echo(f"prompts are the column {found.prompt_column!r}, answers {found.answer_column!r}; the longest: {longest} tokens")
     echo(f"start with: grpo train {command_path}")
 
 
 def _seen_from(folder: Path, source: str) -> str:
-    """Return a source of data or of a model as a file in `folder` names it."""
     kind, colon, path = source.rpartition(":")
     is_here = (kind in ("", "file") and Path(path).exists()) or Path(path).parent == folder
     return f"{kind}{colon}{os.path.relpath(path, folder)}" if is_here and not Path(path).is_absolute() else source
-
-
-def _rows() -> list[dict[str, str]]:
-    """Return distinct sums of three one-digit numbers: the same ones each time."""
-    numbers, rows = random.Random(0), dict[str, str]()
-    while len(rows) < NUM_ROWS:
-        first, *others = (numbers.randint(0, 9) for _ in range(3))
-        terms = [number * numbers.choice((1, -1)) for number in others]
-        problem = f"{first}" + "".join(f" {'+' if term >= 0 else '-'} {abs(term)}" for term in terms)
-        rows[f"{OPENING}{problem} ="] = str(first + sum(terms))
-    return [{"question": question, "answer": answer} for question, answer in rows.items()]
 
 
 def _module_of(folder: Path) -> str:

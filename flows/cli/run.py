@@ -24,7 +24,7 @@ from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
-from grpo_core.run.resuming import continue_command, is_reported
+from grpo_core.run.resuming import is_reported, path_argument
 from grpo_core.run.summary import run_status
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -158,10 +158,11 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     sizes = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if value not in sizes]:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
-    folder, values = RunDir(run_dir), parse_overrides(sizes)
-    changed, steps = passes_to_change(values, continue_command(folder, *sizes)), folder.read_config().training.steps
+    folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
+    changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
+    steps = folder.read_config().training.steps
     if repair is None and run_status(folder).state == "finished" and is_reported(folder):
-        echo(f"already finished; more steps: `{continue_command(folder, f'training.steps={2 * steps}')}`")
+        echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
         return
     with working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")

@@ -19,8 +19,6 @@ NAMED_CHANGES = 2
 """How many changes beside the knobs a name holds."""
 NAMED_CHARACTERS = 24
 """Longer values are cut in a name."""
-FAR = 100
-"""Times the preset's learning rate, beyond which another one is doubtful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,9 @@ class Origin:
     def warnings(self) -> tuple[str, ...]:
         """What is doubtful about the changes."""
         before, now = self.changes.get("optimizer.lr", (None, None))
-        is_far = bool(before) and bool(now) and now > FAR * before
-        return (f"optimizer.lr: {now:g} is {now / before:,.0f} times that of {self.preset} ({before:g})",) if is_far else ()
+        if not before or not now or now <= 100 * before:
+            return ()
+        return (f"optimizer.lr: {now:g} is {now / before:,.0f} times that of {self.preset} ({before:g})",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,12 @@ from grpo_core.policy.sources.find import lacks_chat_template, load_tokenizer, m
 
 QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
 ANSWERS = ("answer", "solution", "ground_truth", "gold", "response", "output", "label", "target")
-ROWS = 200
-"""So many are looked at."""
 
 
 def guess(source: str, model: str) -> tuple[DataConfig, int | None]:
-    """Return how the rows of a source become prompts for a model, and the tokens of the longest; None where it is not here.
+    """Return how the rows of a source become prompts for a model, and the tokens of the longest; None without the model.
 
-    Columns are taken by name, else the first two that hold text.
+    The first 200 rows are looked at. Columns are taken by name, else the first two that hold text.
 
     Args:
         source: as `data.source`.
@@ -25,7 +23,7 @@ def guess(source: str, model: str) -> tuple[DataConfig, int | None]:
         DataError: the rows cannot be read, or are no prompts.
         ModelError: the tokenizer cannot be read.
     """
-    rows, folder = read_rows(DataConfig(source=source), ROWS), model_here(model)
+    rows, folder = read_rows(DataConfig(source=source), 200), model_here(model)
     texts = [name for name, value in rows[0].items() if isinstance(value, str)]
     question = next((name for name in (*QUESTIONS, *texts) if name in rows[0]), QUESTIONS[0])
     answer = next((name for name in (*ANSWERS, *texts) if name in rows[0] and name != question), None)

@@ -144,11 +144,6 @@ def is_reported(run_dir: RunDir) -> bool:
     return (run_dir.report / "report.md").exists() or not run_dir.flow_run_file.exists()
 
 
-def continue_command(run_dir: RunDir, *changes: str) -> str:
-    """Return the command that goes on from the end of a run in a new one."""
-    return " ".join((f"grpo train --continue {path_argument(run_dir.path)}", *changes))
-
-
 def path_argument(path: Path) -> str:
     """Return a path as an argument of a command in a shell, which is not taken for an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))

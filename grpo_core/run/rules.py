@@ -37,8 +37,6 @@ MOST_TEXT = 500
 FUNCTION_SECONDS = 60.0
 """By the clock; after it a function is not called again."""
 SYNCED = "; the reference is synchronised"
-COLLAPSE = "docs/collapse.md"
-"""Symptoms of a training that goes wrong, and their cures."""
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
@@ -187,9 +185,11 @@ class RuleBook:
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
         found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
+        known = defaultdict(lambda: math.nan, figures)
+        advice = [rule.traits.advice and f"; {rule.traits.advice.format_map(known)} (docs/collapse.md)" for rule, _, _ in found]
         return [
-            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{_what_now(rule, figures)}")
-            for rule, value, text in found
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else what}")
+            for (rule, value, text), what in zip(found, advice, strict=True)
         ]
 
     def _go_back(self, step: int) -> None:
@@ -228,11 +228,6 @@ class RuleBook:
             )
             for rule in begun
         ]
-
-
-def _what_now(rule: RuleConfig, figures: Figures) -> str:
-    advice = rule.traits.advice.format_map(defaultdict(lambda: math.nan, figures))
-    return SYNCED if rule.action == "sync" else f"; {advice} ({COLLAPSE})" if advice else ""
 
 
 def rules_in_force(config: RunConfig) -> list[RuleConfig]:
