@@ -86,8 +86,8 @@ def read_beside(file: Path) -> dict[str, Any]:
         ConfigError: as `read_values`.
     """
     values = read_values(file)
-    for section in (values.get("data"), values.get("model")):
-        kind, colon, path = str(section.get("source", "") if isinstance(section, dict) else "").rpartition(":")
+    for section in (part for name in ("data", "model") if isinstance(part := values.get(name), dict)):
+        kind, colon, path = str(section.get("source", "")).rpartition(":")
         beside = os.path.join(file.parent, path)  # noqa: PTH118  (as it is written)
         if path and kind in ("", "file") and file.parent != Path() and os.path.exists(beside):  # noqa: PTH110
             section["source"] = f"{kind}{colon}{beside}"
