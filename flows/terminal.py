@@ -21,8 +21,9 @@ def echo(line: str = "", err: bool = False, fg: str | None = None) -> None:
 
     At a terminal it has the colour `fg`.
     """
+    text = visible(redact_uri(line))
     with ignore_broken_pipe():
-        typer.secho(visible(redact_uri(line)), err=err, fg=fg)
+        typer.echo(typer.style(text, fg=fg) if fg else text, err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:
