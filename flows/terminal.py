@@ -16,11 +16,14 @@ from grpo_core.text import for_terminal, redact_uri, visible
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 
 
-def echo(line: str = "", err: bool = False, colour: str | None = None) -> None:
-    """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
+def echo(line: str = "", err: bool = False, fg: str | None = None) -> None:
+    """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own.
+
+    At a terminal it has the colour `fg`.
+    """
+    text = visible(redact_uri(line))
     with ignore_broken_pipe():
-        text = visible(redact_uri(line))
-        typer.echo(typer.style(text, fg=colour) if colour else text, err=err)
+        typer.echo(typer.style(text, fg=fg) if fg else text, err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:

@@ -16,36 +16,37 @@ from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep,
 from flows.cli.stack import down, ui, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
-from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
+from grpo_core.config.loading import known_keys
+from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
+from grpo_core.interop.conversion import name_here
 from grpo_core.machine.process import exit_with_lifeline
 from tasks.credentials import move_credentials
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-VERBS: dict[str, Callable[..., None]] = {
-    "init": init,
-    "train": train,
-    "join": join,
-    "runs": runs,
-    "samples": samples,
-    "sweep": sweep,
-    "try": try_prompt,
-    "report": report,
-    "clean": clean,
-    "evaluate": evaluate,
-    "reproduce": reproduce,
-    "compare": compare,
-    "export": export,
-    "check": check,
-    "track": track,
-    "import-config": import_settings,
-    "ui": ui,
-    "up": up,
-    "down": down,
-    "status": status,
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {"init": init, "import-config": import_settings, "check": check, "train": train, "join": join},
+    "Watch": {
+        "runs": runs,
+        "status": status,
+        "samples": samples,
+        "try": try_prompt,
+        "compare": compare,
+        "report": report,
+        "ui": ui,
+    },
+    "Sweep": {"sweep": sweep},
+    "Hand on": {"evaluate": evaluate, "reproduce": reproduce, "export": export},
+    "Servers": {"up": up, "down": down},
+    "Repair": {"track": track, "clean": clean},
 }
-for name, verb in VERBS.items():
-    app.command(name)(verb)
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
+OTHER_NAMES = {"list": "runs", "ls": "runs", "logs": "status", "completions": "samples", "dashboard": "compare"}
+
+
+for panel, verbs in GROUPS.items():
+    for name, verb in verbs.items():
+        app.command(name, rich_help_panel=panel)(verb)
 
 DEBUG = "--debug"
 
@@ -82,6 +83,18 @@ QUIET = {
 """Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
 
 
+def _refuse_other_names(verb: str = "", *given: str) -> None:
+    """Refuse a verb of other tools, and a key that is given as an option, with their names here."""
+    if (here := OTHER_NAMES.get(verb)) in VERBS:
+        raise ConfigError(f"{verb}: no such command; did you mean `grpo {here}`?")
+    for option, value in zip(given, (*given[1:], "..."), strict=False):
+        name, _, own = option.removeprefix("--").replace("-", "_").partition("=")
+        keys = [f"{key}={own or value}" for key in known_keys() if key.rpartition(".")[2] == name]
+        meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
+        if verb in ("train", "check", "sweep") and option.startswith("--") and meant:
+            raise ConfigError(f"{option}: no such option; {meant}")
+
+
 def main() -> None:
     """Run the command; an error is one message and an exit code, with --debug (anywhere on the line) also a traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
@@ -94,6 +107,7 @@ def main() -> None:
         # Each attempt to reach a server that is away; the monitor reports it once.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
+        _refuse_other_names(*arguments)
         move_credentials()
         with ended_like_ctrl_c():
             app(arguments)

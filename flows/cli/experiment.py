@@ -1,8 +1,7 @@
 """The verbs of the `grpo` command before a run: write an experiment, take over another system's, check a configuration."""
 
 import importlib.util
-import json
-import random
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings
-from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
+from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, repeatability, weight_of_kl
 from grpo_core.config.loading import dump_yaml, known_keys
 from grpo_core.config.origin import SWEEPS, preset_names
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from grpo_core.run.preflight import Preflight
 
 STARTER = Path(__file__).parents[1] / "starter"
-NUM_ROWS = 1000
-OPENING = "State the final answer to the following arithmetic problem: "
-"""One token of the model scratch:sums, which knows nothing but sums behind it."""
+ROWS = "rows.jsonl"
 NOT_KNOWN = "not known: the model is not here, or has other layers than the formulas"
 
 
@@ -64,38 +61,44 @@ DeviceMemory = Annotated[
 
 def init(
     name: Annotated[Path, typer.Argument(help="Folder to write, below the working folder; it must not exist yet.")],
+    model: Annotated[str | None, typer.Option(help="A folder, a hub id or `bundled:<name>`; left out, a tiny one.")] = None,
+    data: Annotated[str | None, typer.Option(help="Your rows: a file, or hub:<data set>; left out, sums.")] = None,
 ) -> None:
-    """Write an experiment that runs as it is: a commented configuration, reward functions and rows of data."""
-    module = _module_of(name)
+    """Write an experiment that runs as it is: a commented configuration, reward functions and, without --data, rows.
+
+    Columns, chat template and the limit of prompts are those of the data and the model that are given.
+    """
+    module, command_path, own = _module_of(name), path_argument(name / "config.yaml"), bool(data or model)
+    source, model = data or f"file:{name / ROWS}", model or ("bundled:smollm2-135m" if data else "scratch:sums")
+    if not source.startswith(("file:", "hub:", "reasoning_gym:")):
+        source = f"file:{source}"
     import jinja2
 
-    template = (STARTER / "config.yaml.j2").read_text(encoding="utf-8")
-    config = jinja2.Template(template, keep_trailing_newline=True).render(
-        folder=name,
-        command_path=path_argument(name / "config.yaml"),
-        rows=json.dumps(f"file:{name / 'rows.jsonl'}", ensure_ascii=False),  # JSON text is YAML text
-        module=module,
-    )
+    from grpo_core.data.guess import guess
+
+    found, longest = guess(source, model) if data else (None, None)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(STARTER), keep_trailing_newline=True, autoescape=False)
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # JSON text is YAML text
+    facts = {"command_path": command_path, "module": module, "data": found, "longest": longest, "own": own}
+    places = {"rows": _seen_from(name, source), "model": _seen_from(name, model)}
     with raised_as(ConfigError, f"{name_of(str(name), 300)}: cannot be written ({{cause}})", OSError):
         name.mkdir(parents=True)
-    (name / "config.yaml").write_text(config, encoding="utf-8")
+    for file in ("config.yaml", *(() if data else (ROWS,))):
+        (name / file).write_text(templates.get_template(f"{file}.j2").render(facts, **places), encoding="utf-8")
     shutil.copyfile(STARTER / "rewards.py", name / "rewards.py")
-    (name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()), encoding="utf-8")
     echo(f"{name / 'config.yaml'}  the settings that matter, each with its meaning")
     echo(f"{name / 'rewards.py'}  the reward functions")
-    echo(f"{name / 'rows.jsonl'}  {NUM_ROWS} prompts with their answers")
-    echo(f"start with: grpo train {path_argument(name / 'config.yaml')}")
+    if found is None:
+        echo(f"{name / ROWS}  prompts with their answers")
+    else:
+        echo(f"prompts are the column {found.prompt_column!r}, answers {found.answer_column!r}; the longest: {longest} tokens")
+    echo(f"start with: grpo train {command_path}")
 
 
-def _rows() -> list[dict[str, str]]:
-    """Return distinct sums of three one-digit numbers: the same ones each time."""
-    numbers, rows = random.Random(0), dict[str, str]()
-    while len(rows) < NUM_ROWS:
-        first, *others = (numbers.randint(0, 9) for _ in range(3))
-        terms = [number * numbers.choice((1, -1)) for number in others]
-        problem = f"{first}" + "".join(f" {'+' if term >= 0 else '-'} {abs(term)}" for term in terms)
-        rows[f"{OPENING}{problem} ="] = str(first + sum(terms))
-    return [{"question": question, "answer": answer} for question, answer in rows.items()]
+def _seen_from(folder: Path, source: str) -> str:
+    kind, colon, path = source.rpartition(":")
+    is_here = (kind in ("", "file") and Path(path).exists()) or Path(path).parent == folder
+    return f"{kind}{colon}{os.path.relpath(path, folder)}" if is_here and not Path(path).is_absolute() else source
 
 
 def _module_of(folder: Path) -> str:
@@ -159,8 +162,9 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.run.fit import slow_dtype_warnings
     from grpo_core.run.preflight import check_elsewhere, check_start
 
-    resolved = load_config(config, parse_overrides(overrides or []))
-    warnings, whether = check_consistency(resolved), ""
+    origin = load(config, parse_overrides(overrides or []))
+    resolved, whether = origin.config, ""
+    warnings = (*check_consistency(resolved), *origin.warnings)
     if device_memory is None:
         found = check_start(resolved, import_folders(resolved, config))
         warnings = (*warnings, *slow_dtype_warnings(resolved))

@@ -34,7 +34,7 @@ COMPARISONS = Path("runs/comparisons")
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one sweep.")] = RUNS_FOLDER, as_json: AsJson = False
 ) -> None:
-    """List runs and sweeps, the newest first: state, steps done (a sweep's: runs), best held-out accuracy, size, start."""
+    """List runs and sweeps, the newest first: state, steps (of a sweep: runs), best held-out accuracy, alerts, size, start."""
     from grpo_core.sweep.status import list_folders
 
     _require_folder(folder)
@@ -44,7 +44,7 @@ def runs(
     elif not listed:
         echo(f"no runs in {folder}")
     else:
-        rows = [("FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "SIZE", "STARTED"), *map(_cells, listed)]
+        rows = [("FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"), *map(_cells, listed)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -68,6 +68,7 @@ def _cells(entry: "Listed") -> tuple[str, ...]:
         visible(f"{entry.preset} (sweep)" if of_sweep else entry.preset),
         done,
         "" if entry.accuracy is None else f"{entry.accuracy:.3f}",
+        str(entry.alerts or ""),
         shown_bytes(entry.bytes),
         entry.started.astimezone().strftime("%Y-%m-%d %H:%M"),
     )
@@ -102,12 +103,13 @@ def _show_run(run_dir: Path, as_json: bool) -> None:
         *([f"reason: {now.reason}"] if now.reason else []),
         *([f"last record: {now.last.time}"] if now.last else []),
         *(f"  {key:20} {metrics[key]:.4g}" for key in SHOWN_METRICS if key in metrics),
+        *(f"warning: {warning}" for warning in now.warnings),
         *(f"alert: {alert}" for alert in now.alerts),
         *now.notes,
         *([f"{RESUME}{resume}"] if resume else []),
     ]
     for line in lines:
-        echo(line)
+        echo(line, fg="yellow" if line.startswith(("alert: ", "warning: ")) else None)
 
 
 def _show_sweep(sweep_dir: Path, as_json: bool) -> None:
@@ -170,7 +172,7 @@ def samples(
             if not (wrong and one.is_right)
         ]
         for (is_right, line), count in Counter(lines).items():
-            echo(f"{count:4} {line}", colour={True: "green", False: "red", None: None}[is_right])
+            echo(f"{count:4} {line}", fg={True: "green", False: "red", None: None}[is_right])
 
 
 def compare(

@@ -22,9 +22,12 @@ from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
 from grpo_core.machine.process import gc_paused
+from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import child_environment, import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
+from grpo_core.run.resuming import is_reported, path_argument
+from grpo_core.run.summary import run_status
 from grpo_core.run.warm import warmed
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -152,7 +155,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     with warmed(child_environment(), also_evaluates=resolved.config.tracking.parent is None):
         started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
-            echo_warnings((*check_consistency(resolved.config), *started))
+            echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
             with imported("flows.train", "mlflow"):
                 use_stack()
             from flows.train import grpo
@@ -182,9 +185,14 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     sizes = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if value not in sizes]:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
-    changed = passes_to_change(parse_overrides(sizes))
-    RunDir(run_dir).read_config()
+    folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
+    changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
+    steps = folder.read_config().training.steps
+    if repair is None and run_status(folder).state == "finished" and is_reported(folder):
+        echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
+        return
     with working_in(run_dir):
+        echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
         use_stack()
         with gc_paused():
             from flows.train import resume
@@ -264,11 +272,12 @@ def _show(summary: "RunSummary") -> None:
     """
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    for alert in summary.alerts:
+        echo(f"  alert: {alert}", fg="red" if alert in str(summary.reason) else "yellow")
     is_evaluation = RunDir(summary.run_path).kind == "evaluation"
     name, file = ("report", "report/report.md") if is_evaluation else ("page", "index.html")
     places = ((name, f"{summary.run_path}/{file}"), *summary.tracked.places, ("Prefect", server or HISTORY))
-    echo_result(facts, places, summary.problems)
+    echo_result(summary.facts, places, summary.problems)
     if summary.is_identical is None and summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)

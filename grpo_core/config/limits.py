@@ -25,7 +25,7 @@ from grpo_core.config.derived import (
 )
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
-from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
+from grpo_core.config.rules import ALWAYS, OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
 from grpo_core.config.schema import RunConfig, VllmConfig
 from grpo_core.metrics import find_metric
 
@@ -250,6 +250,7 @@ def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
         return 0.0, 0.0
     return {
         "zero_variance": (float(config.rollout.group_size == 1), 1.0),
+        **dict.fromkeys(ALWAYS, (0.0, 1.0)),
         "length_explosion": (1.0, config.rollout.max_completion_tokens),
         "entropy_collapse": (0.0, math.log(LARGEST_VOCABULARY)),
     }.get(rule.kind, (-math.inf, math.inf))

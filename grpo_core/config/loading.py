@@ -207,25 +207,30 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> list[
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
     key = ".".join(name_of(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_near_key(key, model)}"
+        return f"{key}: unknown key{near_key(key, model)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     message = IN_YAML.get(detail["type"], message)
     if detail["type"] in ("too_short", "too_long"):
         message = message.replace("tuple should", "list should").replace(" after validation", "")
     given = list(detail["input"]) if isinstance(detail["input"], tuple) else detail["input"]
     value = "" if detail["type"] == "missing" else f", got {shown(given)}"
-    return f"{key or 'config'}: {message}{value}"
+    card = str(given).partition("cuda:")[2] if key == "training.device" else ""
+    remedy = f"; choose a card with CUDA_VISIBLE_DEVICES={card}" if card.isdecimal() else ""
+    return f"{key or 'config'}: {message}{value}{remedy}"
 
 
-def _near_key(key: str, model: type[BaseModel]) -> str:
-    """Name the nearest known key: first among whole paths, then among last parts."""
+def near_key(key: str, model: type[BaseModel] = RunConfig) -> str:
+    """Name the nearest known key: among whole paths, then what another system's is here, then among last parts."""
     known = sorted(known_keys(model))
     generic = ".".join("*" if part.isdigit() else part for part in key.split("."))
     section, _, last = generic.rpartition(".")
     by_last = {name.rpartition(".")[2]: name for name in known}
-    close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75) or [
-        by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
-    ]
+    from grpo_core.interop.conversion import name_here  # here: it knows this package
+
+    close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75)
+    if not close and last not in by_last and (of_others := name_here(last)):
+        return f"; {of_others}"
+    close = close or [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     hint = f"; did you mean {close[0].replace('*', '0')}?" if close else ""
     return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")

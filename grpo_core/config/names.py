@@ -27,6 +27,7 @@ ALLOWED_TASKS = frozenset(
     """.split()  # noqa: SIM905
 )
 """reasoning-gym tasks whose scorer can be trusted; `data/gym.py` says how they were chosen."""
+DATA_FILES = (".csv", ".jsonl", ".parquet")
 MADE_ROWS = 2000
 """Of a reasoning-gym task, where `data.size` is null."""
 CHARACTERS_PER_TOKEN = 256
@@ -51,7 +52,9 @@ def check_data_source(value: str) -> str:
     """
     kind, _, name = value.partition(":")
     if kind not in ("reasoning_gym", "file", "hub") or not name.strip():
-        raise _unknown("input should be reasoning_gym:<task>, file:<path> or hub:<dataset>")
+        of = "reasoning_gym" if value in ALLOWED_TASKS else "file" if value.endswith(DATA_FILES) else "hub"
+        meant = "" if ":" in value or value in ("reasoning_gym", "file", "hub") else f" (did you mean {of}:{value}?)"
+        raise _unknown(f"input should be reasoning_gym:<task>, file:<path> or hub:<dataset>{meant}")
     if kind == "reasoning_gym" and name not in ALLOWED_TASKS:
         close = difflib.get_close_matches(name, ALLOWED_TASKS, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"allowed: {', '.join(sorted(ALLOWED_TASKS))}"

@@ -32,6 +32,14 @@ class Origin:
     import_from: tuple[str, ...] = ()
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is doubtful about the changes."""
+        before, now = self.changes.get("optimizer.lr", (None, None))
+        if not before or not now or now <= 100 * before:
+            return ()
+        return (f"optimizer.lr: {now:g} is {now / before:,.0f} times that of {self.preset} ({before:g})",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Origin):
@@ -63,13 +71,28 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
 
 
 def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
-    values = {} if file is None else read_values(file)
+    values = {} if file is None else read_beside(file)
     config = validate_config(apply_overrides(values, changes))
     try:
         preset: RunConfig | None = validate_config(values) if changes else config
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
     return Resolved(config=config, preset="run" if file is None else file.stem, changes=changes_between(preset, config))
+
+
+def read_beside(file: Path) -> dict[str, Any]:
+    """Return the plain values of a configuration's file; a path in it that leads from the file's folder somewhere is that one.
+
+    Raises:
+        ConfigError: as `read_values`.
+    """
+    values = read_values(file)
+    for section in (part for name in ("data", "model") if isinstance(part := values.get(name), dict)):
+        kind, colon, path = str(section.get("source", "")).rpartition(":")
+        beside = os.path.join(file.parent, path)  # noqa: PTH118  (as it is written)
+        if path and kind in ("", "file") and file.parent != Path() and os.path.exists(beside):  # noqa: PTH110
+            section["source"] = f"{kind}{colon}{beside}"
+    return values
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:

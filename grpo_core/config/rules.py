@@ -15,11 +15,14 @@ Kind = Literal[
     "zero_variance",
     "length_explosion",
     "sampler_mismatch",
+    "truncated",
+    "no_signal",
+    "never_right",
     "non_finite",
     "stalled",
     "custom",
 ]
-Action = Literal["warn", "stop", "sync"]
+Action = Literal["warn", "stop", "sync", "off"]
 UNKNOWN_BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
 """Areas of figures that are not known when a step decides on a sync, or say nothing of the policy."""
 
@@ -41,24 +44,68 @@ class KindOfRule:
     takes_bound: bool = True
     is_below: bool = False
     """Whether it is a breach to lie below the bound."""
+    takes_every: bool = False
+    """Whether each step of the window has to be in breach, not their median."""
     unit: str = ""
     can_sync: bool = True
     """Whether a reference sync may be what follows."""
+    advice: str = ""
+    """What to do, in one clause; `{key:format}` stands for a figure of the step."""
 
 
+_KL_ADVICE = "lower optimizer.lr or raise loss.beta"
 KINDS: dict[Kind, KindOfRule] = {
-    "kl_budget": KindOfRule(bound_name="budget", window=5, unit=" nats"),
-    "kl_rate": KindOfRule(bound_name="rate", window=10, bound=0.1, unit=" nats a step"),
-    "entropy_collapse": KindOfRule(metric="policy/entropy", window=5, is_below=True, unit=" nats"),
-    "zero_variance": KindOfRule(metric="group/zero_std_frac", window=10),
+    "kl_budget": KindOfRule(bound_name="budget", window=5, unit=" nats", advice=_KL_ADVICE),
+    "kl_rate": KindOfRule(bound_name="rate", window=10, bound=0.1, unit=" nats a step", advice=_KL_ADVICE),
+    "entropy_collapse": KindOfRule(
+        metric="policy/entropy",
+        window=5,
+        is_below=True,
+        unit=" nats",
+        advice="exploration has ended: lower optimizer.lr, or raise rollout.temperature",
+    ),
+    "zero_variance": KindOfRule(
+        metric="group/zero_std_frac",
+        window=10,
+        advice="hardly any group teaches: give prompts that are neither too hard nor easy",
+    ),
     "length_explosion": KindOfRule(
-        metric="completion/tokens/mean", window=10, bound=3.0, unit=" times that of the first steps"
+        metric="completion/tokens/mean",
+        window=10,
+        bound=3.0,
+        unit=" times that of the first steps",
+        advice="see whether accuracy has grown with it, else set filtering.overlong_buffer_tokens",
     ),
     "sampler_mismatch": KindOfRule(metric="kl/sampler/k3", window=3, unit=" nats", can_sync=False),
+    "truncated": KindOfRule(
+        metric="completion/truncated_frac",
+        window=3,
+        bound=0.9,
+        can_sync=False,
+        advice="nearly all completions are cut at {completion/tokens/max:.0f} tokens: raise rollout.max_completion_tokens",
+    ),
+    "no_signal": KindOfRule(
+        metric="group/zero_std_frac",
+        window=5,
+        bound=0.999,
+        takes_every=True,
+        can_sync=False,
+        advice="no group teaches: the rewards of each are equal ({reward/mean:.3g} on average)",
+    ),
+    "never_right": KindOfRule(
+        metric="group/all_wrong_frac",
+        window=10,
+        bound=0.999,
+        takes_every=True,
+        can_sync=False,
+        advice="no completion was right: easier prompts, another model, or a verifier that reads another format",
+    ),
     "non_finite": KindOfRule(takes_bound=False, can_sync=False),
     "stalled": KindOfRule(needs_bound=True, unit=" s", can_sync=False),
     "custom": KindOfRule(window=10, takes_bound=False),
 }
+ALWAYS: tuple[Kind, ...] = ("truncated", "no_signal", "never_right")
+"""Kinds whose rules are checked without being listed."""
 OF_KL = ("kl_budget", "kl_rate")
 """Kinds whose rules name a KL."""
 
@@ -71,15 +118,18 @@ class RuleConfig(Section):
     the median of `policy/entropy` is below. `zero_variance`: that of `group/zero_std_frac` is above. `length_explosion`: that
     of `completion/tokens/mean` is more than `bound` times as large as in the first `window` steps. `sampler_mismatch`: that
     of `kl/sampler/k3` is above, so sampler and trainer have other probabilities. `non_finite`: a figure is NaN or infinite.
-    `stalled`: `bound` seconds without a record. `custom`: `function` says so."""
+    `stalled`: `bound` seconds without a record. `custom`: `function` says so. `truncated`: the median of
+    `completion/truncated_frac` is above. `no_signal`, `never_right`: `group/zero_std_frac` and `group/all_wrong_frac` are above
+    in every step of the window, the latter where `data.answer_column` is set."""
     metric: Text | None = None
     """Metric of a `kl_budget` or `kl_rate` rule: a key that starts with `kl/`."""
     bound: float | None = Field(default=None, gt=0, le=1e9)
-    """null = the bound of the metric in METRICS.md; `kl_rate` 0.1 nats a step, `length_explosion` 3. `stalled` needs one, in
-    seconds. A breach has ended once the figure is a fifth of the bound on the other side of it."""
+    """null = the bound of the metric in METRICS.md; `kl_rate` 0.1 nats a step, `length_explosion` 3, `truncated` 0.9,
+    `no_signal` and `never_right` 0.999. `stalled` needs one, in seconds. A breach has ended once the figure is a fifth of
+    the bound on the other side of it."""
     window: int | None = Field(default=None, ge=1, le=10_000)
-    """Measurements of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`), 3
-    (`sampler_mismatch`) or 10. Nothing is a breach before so many have been measured."""
+    """Measurements of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`,
+    `no_signal`), 3 (`sampler_mismatch`, `truncated`) or 10. Nothing is a breach before so many have been measured."""
     function: Text | None = None
     """Of a `custom` rule: `module:function`. It gets the figures of the last `window` steps, oldest first, as a list of
     {key: value}, and `options` as keywords; a text that it returns is an alert, None is none."""
@@ -87,7 +137,7 @@ class RuleConfig(Section):
     """Keyword arguments of `function`."""
     action: Action = "warn"
     """`stop` finishes the step under way, checkpoints and ends the run. `sync` synchronises the reference after the step, as
-    `reference.mixup_alpha` says; the `ref_sync` record names the rule as its cause."""
+    `reference.mixup_alpha` says; the `ref_sync` record names the rule as its cause. `off`: it is not checked."""
 
     @property
     def traits(self) -> KindOfRule:
@@ -135,7 +185,8 @@ class MonitorConfig(Section):
         RuleConfig(kind="zero_variance"),
         RuleConfig(kind="length_explosion"),
     )
-    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""
+    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step. Rules of the kinds `truncated`,
+    `no_signal` and `never_right` are checked beside those that are listed, unless one of their kind or no rule at all is."""
 
 
 class ProbeConfig(Section):

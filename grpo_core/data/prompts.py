@@ -4,13 +4,15 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_core.config import DataConfig
+from grpo_core.config import DataConfig, RunConfig
+from grpo_core.config.inert import warning_if
 from grpo_core.config.names import CHARACTERS_PER_TOKEN
 from grpo_core.data.endings import prompt_text, require_open_end, require_question
 from grpo_core.data.sources import Row
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 RESERVED = ("completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state")
 """Arguments by which TRL and this project hand a reward function what is not a column."""
+FEW_STEPS, FEW_HELD_OUT = 5, 30
+"""Fewer steps until a prompt is back, fewer held-out prompts, are worth a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +55,21 @@ def build_prompts(
             or a split is left empty.
     """
     check_rows(rows, config)
-    kept = [
-        prompt
-        for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
-        if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens
-    ]
+    made = [prompt for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens) if prompt is not None]
+    kept = [prompt for prompt in made if len(prompt.token_ids) <= max_prompt_tokens]
     num_too_long = len(rows) - len(kept)
     if not kept:
         raise DataError(
             f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
-            f"rollout.max_prompt_tokens {max_prompt_tokens} tokens"
+            f"rollout.max_prompt_tokens {max_prompt_tokens} tokens{limit_of(made)}"
         )
     return _split(kept, num_too_long, config)
+
+
+def limit_of(prompts: Sequence[Prompt]) -> str:
+    """Return `; the longest has 44: rollout.max_prompt_tokens=48`, a limit that all of some prompts keep: a multiple of 16."""
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    return f"; the longest has {longest}: rollout.max_prompt_tokens={-(-longest // 16) * 16}" if longest else ""
 
 
 def hold_out_all(split: PromptSplit) -> PromptSplit:
@@ -241,6 +248,30 @@ def count_held_out(num_distinct: int, config: DataConfig) -> int:
             f"{num_distinct - num_eval} for training and {num_eval} held out; both need at least 1"
         )
     return num_eval
+
+
+def few_prompts(config: RunConfig, num_train: int, num_held_out: int) -> list[str]:
+    """Return warnings about a run with so few prompts."""
+    data, asked = config.data, config.rollout.num_prompts_per_step
+    measured = min(num_held_out, config.evaluation.num_prompts or num_held_out)
+    findings = (
+        warning_if(  # of a task that makes them the configuration alone tells
+            num_train < asked and not data.source.startswith("reasoning_gym:"),
+            f"rollout.num_prompts_per_step: {asked} is more than the {num_train} training prompts of data.source {data.source}"
+            ": prompts repeat within a step",
+        ),
+        warning_if(
+            asked <= num_train < min(FEW_STEPS, config.training.steps) * asked,
+            f"rollout.num_prompts_per_step: {asked} of the {num_train} training prompts: each is back after less than "
+            f"{FEW_STEPS} steps",
+        ),
+        warning_if(
+            0 < measured < FEW_HELD_OUT,
+            f"data.eval_fraction: accuracy will be ± {0.98 / math.sqrt(measured or 1):.1f}, measured on {measured} held-out "
+            f"prompts; hold out {FEW_HELD_OUT} or more",
+        ),
+    )
+    return [finding.text for finding in findings if finding.holds]
 
 
 def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: int, step: int) -> tuple[Prompt, ...]:

@@ -165,7 +165,7 @@ def _file_rows(path: Path, count: int | None) -> list[Row]:
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
     if not path.is_file():  # opening a pipe would wait for ever
-        raise DataError(f"data.source file:{path}: no such file; give one by a path from where the command runs")
+        raise DataError(f"data.source file:{path}: no such file; give a path from the configuration or the working folder")
     try:
         return list(itertools.islice(readers[path.suffix](path), count))
     except Exception as error:  # pyarrow raises a dozen unrelated types for damaged files

@@ -20,6 +20,22 @@ from grpo_core.interop.trl import TRL
 from grpo_core.interop.trl_family import OPEN_R1, REGISTRY, VLM_R1, as_of
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
+
+
+def name_here(key: str) -> str | None:
+    """Return what a key of another system is here, or what is here in its place; None where none of them has it.
+
+    >>> name_here("num_generations")
+    "num_generations is TRL's name: here rollout.group_size"
+    """
+    for system in SYSTEMS.values():
+        name = system.aliases.get(key, key)
+        ours = "".join(rule.ours for rule in [system.find_rule(name)] if rule)
+        if here := f"here {ours}" if ours else {**system.ignored, **system.dead}.get(name):
+            return f"{key} is {system.title.split()[0]}'s name: {here}"
+    return None
+
+
 READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"
 FOREIGN = {
     "verl": r"actor_rollout_ref\b|algorithm\.adv_estimator|verl[./](trainer|recipe)",

@@ -10,6 +10,7 @@ gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in i
 """
 
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ from typing import Any
 
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.derived import code_in
-from grpo_core.config.names import BUILTIN_REWARDS, reward_name
-from grpo_core.errors import RewardError, cause, name_of
+from grpo_core.config.names import BUILTIN_REWARDS, near, reward_name
+from grpo_core.errors import RewardError, cause, few_names, name_of
 from grpo_core.machine.disk import json_copy
 from grpo_core.rewards.bounded import (
     CPU_SECONDS,
@@ -105,7 +106,10 @@ def _import(fn: str) -> Any:
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported
-        raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
+        there = [name for name, value in vars(sys.modules.get(module_name, object)).items() if inspect.isfunction(value)]
+        meant = f"{near(attribute, there)} (functions there: {few_names(there, 10)})" if there else ""
+        what = f"{type(error).__name__}: {cause(error)}{meant}"
+        raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {what}") from error
     if not callable(function):
         raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
     return function

@@ -372,10 +372,13 @@ def import_folders(config: RunConfig, source: Path | str | None = None) -> tuple
         config: of the run.
         source: its configuration's file, or the name of a preset; None = it comes from no file.
     """
-    if not any(code.module is not None for code in code_in(config)):
+    modules = [code.module for code in code_in(config) if code.module is not None]
+    if not modules:
         return ()
-    beside = "" if source is None else str(find_config(source).parent)
-    found = (".", beside, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep))
+    beside = "" if source is None else str(find_config(source).parent.resolve())
+    # As `grpo init` names them: from the folder above.
+    above = [str(Path(beside).parent)] if beside and Path(beside).name in {name.partition(".")[0] for name in modules} else []
+    found = (".", beside, *above, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep))
     return tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in found if folder))
 
 

@@ -319,8 +319,8 @@ def change_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
     return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
 
 
-def passes_to_change(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a resume is to change, by field, of overrides.
+def passes_to_change(values: Mapping[str, Any], instead: str = "grpo train --continue RUN") -> dict[str, int]:
+    """Return what a resume is to change, by field, of overrides; `instead` is the command that begins a run with others.
 
     Raises:
         ConfigError: a key may not change, or a value is no whole number above 0.
@@ -330,7 +330,8 @@ def passes_to_change(values: Mapping[str, Any]) -> dict[str, int]:
         if key not in keys:
             lowered, others = (" and ".join(f"training.{name}" for name in names) for names in (FIELDS, PROCESS_FIELDS))
             raise ConfigError(
-                f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}"
+                f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}; "
+                f"a new run goes on from its weights: `{instead}`"
             )
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")

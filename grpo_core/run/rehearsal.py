@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
-from grpo_core.data.prompts import check_rows, count_held_out, tokenized
+from grpo_core.data.prompts import check_rows, count_held_out, few_prompts, limit_of, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause
 from grpo_core.machine.process import exit_with_lifeline
@@ -101,12 +101,12 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
 
 
 def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunConfig, *, is_all: bool) -> Iterator[Line]:
-    """Yield what the tokenizer and its template make of the first rows; and that a step has more prompts than there are.
+    """Yield what the tokenizer and its template make of the first rows; and of which prompts there are few.
 
     Raises:
         DataError: the training would refuse a row, all prompts are too long, or the split would leave a side empty.
     """
-    data, most, asked = config.data, config.rollout.max_prompt_tokens, config.rollout.num_prompts_per_step
+    data, most = config.data, config.rollout.max_prompt_tokens
     folder, kept = model_here(config.model.source), list(prompts)
     tokenizer = None
     with contextlib.suppress(Exception):  # one that cannot be read is refused by the look at the model
@@ -118,24 +118,21 @@ def _few_prompts(prompts: Sequence[Prompt], first: Sequence[Row], config: RunCon
         made = [prompt for prompt in tokenized(first, data, tokenizer, most, ends) if prompt is not None]
         short = {prompt.id for prompt in made if len(prompt.token_ids) <= most}
         if not short:
-            shortest = f" (the shortest has {min(len(prompt.token_ids) for prompt in made)} tokens)" if made else ""
             raise DataError(
-                f"rollout.max_prompt_tokens: {most} is less than each of the first {len(first)} prompts has{shortest}, so none "
-                "would be left; raise it"
+                f"rollout.max_prompt_tokens: {most} is less than each of the first {len(first)} prompts has, so none would be "
+                f"left{limit_of(made)}"
             )
+        if len(short) < len(first):
+            what = f"leaves out {len(first) - len(short)} of the first {len(first)} prompts"
+            yield "warnings", f"rollout.max_prompt_tokens: {most} {what}{limit_of(made)}"
         kept = [prompt for prompt in prompts if prompt.id in short or prompt.id >= len(first)]
         for prompt in made[:1]:
             yield "notes", f"the first prompt ends with …{end_of(prompt, tokenizer)!r}"
             yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
     if not is_all:
         return
-    found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
-    if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
-        yield (
-            "warnings",
-            f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
-            "prompts repeat within a step",
-        )
+    held_out = count_held_out(len({repr(prompt.content) for prompt in kept}), data)
+    yield from (("warnings", text) for text in few_prompts(config, len(kept) - held_out, held_out))
 
 
 def main() -> None:

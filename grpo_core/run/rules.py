@@ -11,15 +11,15 @@ import importlib
 import itertools
 import logging
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from grpo_core.config import RuleConfig
-from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
+from grpo_core.config import RuleConfig, RunConfig
+from grpo_core.config.rules import ALWAYS, UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
@@ -103,7 +103,8 @@ class _Window:
     def _compared(self) -> tuple[Breach | None, bool]:
         """Return the breach of a full window, and whether it is so near to the bound that one has not ended."""
         rule, traits, limit, (steps, values) = self.rule, self.rule.traits, self.rule.limit, zip(*self.seen, strict=True)
-        value = slope(steps, values) if rule.kind == "kl_rate" else float(median(values))
+        summary = min if traits.takes_every else median
+        value = slope(steps, values) if rule.kind == "kl_rate" else float(summary(values))
         if rule.kind == "length_explosion":
             self.first = self.first or value
             value = value / self.first if self.first else math.nan
@@ -113,7 +114,8 @@ class _Window:
             return None, value < limit / RELEASE if traits.is_below else value > limit * RELEASE
         side, what = "below" if traits.is_below else "above", "rises by " if rule.kind == "kl_rate" else "is "
         times = " times as long" if rule.kind == "length_explosion" else ""
-        over = f" ({'slope' if rule.kind == 'kl_rate' else 'median'} of {rule.steps} steps)" if rule.steps > 1 else ""
+        name = "slope" if rule.kind == "kl_rate" else "least" if traits.takes_every else "median"
+        over = f" ({name} of {rule.steps} steps)" if rule.steps > 1 else ""
         crossed = f"{side} the {traits.bound_name} of {limit:g}{traits.unit}"
         return (value, f"{rule.watched} {what}{value:.4g}{times}{over}, {crossed}"), True
 
@@ -183,9 +185,11 @@ class RuleBook:
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
         found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
+        known = defaultdict(lambda: math.nan, figures)
+        advice = [rule.traits.advice and f"; {rule.traits.advice.format_map(known)} (docs/collapse.md)" for rule, _, _ in found]
         return [
-            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else ''}")
-            for rule, value, text in found
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else what}")
+            for (rule, value, text), what in zip(found, advice, strict=True)
         ]
 
     def _go_back(self, step: int) -> None:
@@ -226,6 +230,17 @@ class RuleBook:
         ]
 
 
+def rules_in_force(config: RunConfig) -> list[RuleConfig]:
+    """Return the rules that are checked: those that a configuration lists, without `off` ones, and what is always on.
+
+    Where no answer is known, nothing can be right; a configuration that lists no rule wants none.
+    """
+    listed = config.monitor.rules
+    kinds = {rule.kind for rule in listed} | ({"never_right"} if config.data.answer_column is None else set())
+    always = [RuleConfig(kind=kind) for kind in ALWAYS if listed and kind not in kinds]
+    return [rule for rule in (*listed, *always) if rule.action != "off"]
+
+
 def slope(steps: Sequence[int], values: Sequence[float]) -> float:
     """Return the change of values in a step: the median over all pairs (Theil 1950, Sen 1968); NaN for less than two values.
 
@@ -262,7 +277,7 @@ class RunRules:
         self.alerts = [alert.text for alert in monitor_alerts(run_dir)]
         """Texts of the alerts of all sessions."""
         self._run_dir, self._end = run_dir, end
-        rules = run_dir.read_config().monitor.rules
+        rules = rules_in_force(run_dir.read_config())
         if any(rule.kind == "custom" for rule in rules):
             import_as_at_start(run_dir)
         self._book = RuleBook(rules)

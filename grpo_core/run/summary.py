@@ -62,6 +62,8 @@ class RunStatus:
     last: Record | None
     num_syncs: int
     alerts: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """Of its start."""
     notes: tuple[str, ...]
 
 
@@ -133,6 +135,7 @@ def run_status(run_dir: RunDir, journal: CheckedJournal | None = None) -> RunSta
         last=last,
         num_syncs=sum(record.kind == "ref_sync" for record in journal.history),
         alerts=all_alerts(run_dir, journal.history),
+        warnings=next((tuple(first.data.get("warnings", ())) for first in journal.history if first.kind == "start"), ()),
         notes=journal.notes,
     )
 

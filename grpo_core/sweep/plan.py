@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, derived, find_config
 from grpo_core.config.loading import explain, read_values
-from grpo_core.config.origin import find_sweep
+from grpo_core.config.origin import find_sweep, read_beside
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
@@ -26,6 +26,7 @@ TPE_STARTUP = 10
 SHOWN_ARMS = 40
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
+NO_SWEEP = "this is a run's file, which `grpo train` takes; a sweep's has `base` (such a file) and `axes`"
 BETA, SYNC = "loss.beta", "reference.sync_steps"
 SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync", "ref/lag")
 """Beginnings of the metrics whose value is decided before the first step."""
@@ -83,12 +84,12 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(listed(explain(error, SweepConfig))) from error
+        raise ConfigError(listed(explain(error, SweepConfig) if {"base", "axes"} & values.keys() else [NO_SWEEP])) from error
     of_axes = [_axis_faults(sweep, key, axis) for key, axis in sweep.axes.items()]
     for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
         _refuse_first(faults)
     base_file = find_config(sweep.base)
-    base = apply_overrides(read_values(base_file), sweep.overrides)
+    base = apply_overrides(read_beside(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
     _check_arms(sweep, configs)
     if sweep.runs.where == "local" and "concurrency" not in sweep.runs.model_fields_set:

@@ -18,7 +18,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.resuming import path_argument, resume_command
-from grpo_core.run.summary import run_status
+from grpo_core.run.summary import all_alerts, run_status
 from grpo_core.sweep.arms import next_run, total_runs
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 from grpo_core.sweep.results import read_runs, spent_budget
@@ -55,6 +55,8 @@ class Listed:
     bytes: int
     accuracy: float | None = None
     """Highest held-out greedy accuracy after the first step, in a sweep that of its runs; None where none was measured."""
+    alerts: int = 0
+    """Of a run, in a sweep of all of its runs."""
     started: datetime
     resume: str | None = None
     """The command that resumes it; None where there is nothing to resume."""
@@ -165,18 +167,27 @@ def _of_run(run_dir: RunDir, kind: str) -> dict[str, Any]:
     if kind == "evaluation":
         return {**facts, "state": "finished" if any(run_dir.eval.glob("*.json")) else "died"}
     status, resume = run_status(run_dir, journal), resume_command(run_dir, journal=journal)
-    return {**facts, "state": status.state, "done": status.step, "total": status.steps, "resume": resume}
+    return {
+        **facts,
+        "state": status.state,
+        "done": status.step,
+        "total": status.steps,
+        "alerts": len(status.alerts),
+        "resume": resume,
+    }
 
 
 def _of_sweep(sweep_dir: SweepDir) -> dict[str, Any]:
     if not sweep_dir.sweep_file.exists():
         return {"state": "not started"}
-    status, found = sweep_status(sweep_dir), [best_accuracy(run.records) for run in read_runs(sweep_dir.read())]
+    status, runs = sweep_status(sweep_dir), list(read_runs(sweep_dir.read()))
+    found = [best_accuracy(run.records) for run in runs]
     return {
         "state": status.state,
         "preset": status.name,
         "done": status.ended,
         "total": status.total,
         "accuracy": max((accuracy for accuracy in found if accuracy is not None), default=None),
+        "alerts": sum(len(all_alerts(run.folder, run.records)) for run in runs),
         "resume": status.resume,
     }

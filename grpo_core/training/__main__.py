@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.config import RunConfig
+from grpo_core.config import RunConfig, check_consistency
 from grpo_core.config.derived import repeatability, weight_shards
+from grpo_core.data.prompts import few_prompts
 from grpo_core.errors import (
     ConfigError,
     DiskFullError,
@@ -179,6 +180,11 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         PASSES_FIELD: limits.after(step),
         "left_out": unreached_by(config, outline_of(policy.model)),
         "memory": None if shape is None else memory_need(needed, shape, padded=policy.path.padded).phases(),
+        "warnings": [
+            *check_consistency(config),
+            *session.run_dir.read_origin().warnings,
+            *few_prompts(config, len(session.train_prompts), len(session.eval_prompts)),
+        ],
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
         **(_facts_of_several(world, on_gpu=on_gpu) if world.size > 1 else {}),

@@ -40,6 +40,9 @@ EVENT_NAMES = {
     "entropy_collapse": "grpo.policy.entropy_collapse",
     "zero_variance": "grpo.group.zero_variance",
     "length_explosion": "grpo.completion.length_explosion",
+    "truncated": "grpo.completion.truncated",
+    "no_signal": "grpo.group.no_signal",
+    "never_right": "grpo.group.never_right",
     "custom": "grpo.rule.custom",
     "sampler_mismatch": "grpo.sampler.mismatch",
     "non_finite": "grpo.run.non_finite",
@@ -91,7 +94,8 @@ class _Watch:
             self._view.resume(finished[-1])
         else:
             for record in records:
-                self._view.show(record)
+                if record.kind != "end":  # of an earlier session
+                    self._view.show(record)
         self._report(self.judge.catch_up(records))
 
     def read(self) -> None:
@@ -146,7 +150,7 @@ class _Watch:
         announce(alerts, self.shipper, self._tracked)
         for alert in alerts:
             if not alert.reported:
-                self._view.say(alert.text)
+                self._view.say(f"alert: {alert.text}", "red" if alert.stops else "yellow")
 
 
 def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> None:
@@ -162,7 +166,7 @@ def announce(alerts: Iterable[Alert], shipper: Shipper, tracked: TrackedRun) -> 
 
 def announce_alone(alert: Alert, run_dir: RunDir) -> None:
     """Show an alert that no monitor sees, and announce it."""
-    say(alert.text)
+    say(f"alert: {alert.text}")
     with contextlib.suppress(TrackingError):  # a run without one
         tracked = read_tracked(run_dir)
         announce([alert], shipper := Shipper(tracked), tracked)

@@ -60,7 +60,7 @@ class ProgressView:
         if record.kind == "step":
             self._add(record)
         if (self._console is None or record.kind != "step") and (text := describe(record, self._pace)):
-            self.say(text)
+            self.say(text, "yellow" if is_alert(record) else "")
 
     def resume(self, record: Record) -> None:
         """Take note of the last step that was finished before."""
@@ -82,12 +82,12 @@ class ProgressView:
         self._pace.count(record)
         self._rows.append(record)
 
-    def say(self, text: str) -> None:
-        """Write one line, which need not be a record, such as an alert."""
+    def say(self, text: str, style: str = "") -> None:
+        """Write one line, which need not be a record, such as an alert; at a terminal in the colour of `style`."""
         if self._console is None:
             say(text)
         else:
-            self._console.print(visible(redact_uri(text)), highlight=False, markup=False, emoji=False)
+            self._console.print(visible(redact_uri(text)), style=style, highlight=False, markup=False, emoji=False)
 
     def draw(self) -> Group:
         """Return the table, with a bar and the time left."""
@@ -145,7 +145,7 @@ def describe(record: Record, pace: Pace) -> str | None:
     data, get = record.data, record.metrics.get
     match "alert" if is_alert(record) else record.kind:
         case "alert":
-            return str(data.get("text"))
+            return f"alert: {data.get('text')}"
         case "step":
             return (
                 f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/drift', 0):.4f} "

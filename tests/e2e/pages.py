@@ -60,6 +60,7 @@ RULES = (
     Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo status", phrase="nothing is up", code=1),
     Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),
+    Rule(pattern=r"grpo init \S+ --model .*", not_run="a model and rows of one's own, as tests/e2e/test_starter.py has"),
     Rule(pattern=r"grpo init \S+", phrase="config.yaml"),
     Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED}),
     Rule(pattern=r"grpo evaluate .*", phrase=r"greedy_accuracy: [01]\.", instead={RUN: "runs/one"}),

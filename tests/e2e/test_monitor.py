@@ -13,7 +13,7 @@ from tasks.tracking import open_tracking
 pytestmark = pytest.mark.proof
 
 RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
-TEXT = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
+TEXT = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats; lower optimizer.lr or raise loss.beta (docs/collapse.md)"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def breached(tiny_run: Any, tmp_path: Path, prefect_api: str) -> Any:
 def test_a_breach_is_shown_when_it_begins(breached: Any, capsys: pytest.CaptureFixture[str]) -> None:
     breached.alerts_file.unlink()
     monitor.fn(breached.path, open_tracking.fn(breached.path))
-    assert capsys.readouterr().out.splitlines().count(TEXT) == 1
+    assert capsys.readouterr().out.splitlines().count(f"alert: {TEXT}") == 1
     page = breached.page.read_text()  # a browser loads it again until it is written for the last time
     assert '"live":true' in page
     assert TEXT in page

@@ -88,6 +88,8 @@ def test_the_resumed_run_is_the_run_that_was_never_killed(resumed: tuple[Path, A
 def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tuple[Path, Any]) -> None:
     run_dir, done = resumed
     output = done.stdout
+    assert output.splitlines()[1].startswith("resuming at step ")
+    assert output.splitlines()[1].endswith(f" of {STEPS}")
     assert "resuming: the journal reaches step " in output
     assert f"step 1/{STEPS}" not in output
     assert f"step {STEPS}/{STEPS}" in output

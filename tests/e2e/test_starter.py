@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
@@ -36,6 +37,30 @@ def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Pat
     assert done.returncode == 0, done.stderr
     folder = done.stdout.splitlines()[0].split()[1]
     assert json.loads((tmp_path / folder / "config.json").read_text())["rewards"][0]["fn"] == "first.rewards:right_number"
+
+
+def test_own_model_and_rows_are_looked_at_and_train_in_two_commands(
+    grpo: Callable[..., Any], tmp_path: Path, tiny_values: dict[str, Any]
+) -> None:
+    (tmp_path / "model").symlink_to(Path(tiny_values["model"]["source"]).resolve())
+    rows = [{"id": number, "problem": f"{number} + 1 =", "solution": str(number + 1)} for number in range(40)]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = init(tmp_path, "own", "--model", "model", "--data", "my.jsonl")
+    assert written.returncode == 0, written.stderr
+    config = yaml.safe_load((tmp_path / "own" / "config.yaml").read_text())
+    assert (config["data"]["prompt_column"], config["data"]["answer_column"]) == ("problem", "solution")
+    assert config["data"]["chat_template"] is True
+    # <|user|> 39 + 1 =<|end|><|assistant|>: 8 characters, 3 tokens of the template
+    assert (config["rollout"]["max_prompt_tokens"], "data: 11 tokens" in (tmp_path / "own" / "config.yaml").read_text()) == (
+        16,
+        True,
+    )
+    assert (config["training"]["device"], "threads" in config["training"]) == ("auto", False)
+    done = grpo(
+        "train", "own/config.yaml", "training.steps=2", "rollout.max_completion_tokens=8", "training.threads=1", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert grpo("check", "config.yaml", cwd=tmp_path / "own").returncode == 0
 
 
 def test_an_existing_folder_stays_as_it_is(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: An
     follower = Follower(run_dir)
     with follower.bar:
         follower.begin()
-    text = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
+    text = (
+        "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats; lower optimizer.lr or raise loss.beta (docs/collapse.md)"
+    )
     assert run_dir.stop_file.read_text() == f"{text}\n"
     shown = capsys.readouterr()
     assert shown.out == f"alert: {text}\n"

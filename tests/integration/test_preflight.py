@@ -164,7 +164,10 @@ def test_a_function_that_hangs_is_killed(faults: Any, monkeypatch: pytest.Monkey
             {"data.source": "reasoning_gym:chain_sum", "data.task_args": {"nothing": 1}},
             "data.task_args {'nothing': 1}: chain_sum refuses them",
         ),
-        ({"rollout.max_prompt_tokens": 3}, "rollout.max_prompt_tokens: 3 is less than each of the first 20 prompts has"),
+        (
+            {"rollout.max_prompt_tokens": 3},
+            "20 prompts has, so none would be left; the longest has 11: rollout.max_prompt_tokens=16",
+        ),
         (
             {"rollout.engine": "vllm", "rollout.vllm.python": "/nowhere/python", "training.threads": 1},
             "rollout.vllm.python: /nowhere/python",
@@ -212,7 +215,7 @@ def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch
 
 
 def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None:
-    anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
+    *_, anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
     assert "rewards.0.fn rewards_of_this_test:anything: the constant 'nan' scores 1 on average" in anything
     assert "so do 14 of 14 other wrong answers" in anything
     assert distance.startswith(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_core.config import RuleConfig
+from grpo_core.config import RuleConfig, RunConfig, validate_config
 from grpo_core.run import rules
 from grpo_core.run.journal import Record
-from grpo_core.run.rules import RuleBook
+from grpo_core.run.rules import RuleBook, rules_in_force
 
 BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=1)
 NON_FINITE = RuleConfig(kind="non_finite", action="stop")
@@ -39,7 +39,9 @@ def test_a_breach_is_said_once_until_its_figure_is_well_within_the_bound() -> No
 def test_an_alert_holds_metric_bound_value_and_step(action: Any) -> None:
     rule = BUDGET.model_copy(update={"action": action})
     (alert,) = RuleBook([rule]).check(record(17, kl__ref__drift=0.75, kl__init__drift=9.0))
-    assert alert.text == "step 17: kl/ref/drift is 0.75, above the budget of 0.5 nats"
+    assert alert.text == (
+        "step 17: kl/ref/drift is 0.75, above the budget of 0.5 nats; lower optimizer.lr or raise loss.beta (docs/collapse.md)"
+    )
     assert (alert.step, alert.value, alert.rule, alert.stops) == (17, 0.75, rule, action == "stop")
 
 
@@ -96,6 +98,12 @@ def told(rule: RuleConfig, key: str, values: list[float]) -> list[tuple[int, str
         ("entropy_collapse", "policy/entropy", [0.3, 0.1, 0.04, 0.03, 0.02], "step 5: policy/entropy is 0.04 (median of 5"),
         ("zero_variance", "group/zero_std_frac", [0.9] * 12, ""),
         ("zero_variance", "group/zero_std_frac", [0.5, *[1.0] * 12], "step 10: group/zero_std_frac is 1 (median of 10 steps)"),
+        ("truncated", "completion/truncated_frac", [1.0, 0.8, 0.9], ""),
+        ("truncated", "completion/truncated_frac", [1.0] * 4, "step 3: completion/truncated_frac is 1 (median of 3 steps)"),
+        ("no_signal", "group/zero_std_frac", [*[1.0] * 4, 0.99, *[1.0] * 4], ""),
+        ("no_signal", "group/zero_std_frac", [0.5, *[1.0] * 7], "step 6: group/zero_std_frac is 1 (least of 5 steps), above"),
+        ("never_right", "group/all_wrong_frac", [*[1.0] * 9, 0.9, *[1.0] * 9], ""),
+        ("never_right", "group/all_wrong_frac", [1.0] * 12, "step 10: group/all_wrong_frac is 1 (least of 10 steps), above"),
         (
             "length_explosion",
             "completion/tokens/mean",
@@ -112,12 +120,46 @@ def test_what_a_kind_of_rule_measures(kind: Any, key: str, values: list[float], 
     assert all(text.startswith(said) for _, text in found)
 
 
+def test_the_advice_names_the_figures_of_the_step() -> None:
+    book = RuleBook(rules_in_force(RunConfig()))
+    figures = {
+        "completion/truncated_frac": 1.0,
+        "completion/tokens/max": 24.0,
+        "reward/mean": 0.0123,
+        "group/zero_std_frac": 1.0,
+    }
+    said = [alert.text for step in range(1, 6) for alert in book.observe(step, figures)]
+    assert [text.partition("; ")[2] for text in said] == [
+        "nearly all completions are cut at 24 tokens: raise rollout.max_completion_tokens (docs/collapse.md)",
+        "no group teaches: the rewards of each are equal (0.0123 on average) (docs/collapse.md)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ({"rules": [{"kind": "non_finite"}]}, {"non_finite", "truncated", "no_signal", "never_right"}),
+        ({"rules": []}, set()),
+        ({"rules": [{"kind": "truncated", "action": "off"}, {"kind": "no_signal", "window": 9}]}, {"no_signal", "never_right"}),
+        ({"rules": [{"kind": "non_finite"}], "answer": None}, {"non_finite", "truncated", "no_signal"}),
+    ],
+)
+def test_some_rules_are_checked_without_being_listed(values: dict[str, Any], kinds: set[str]) -> None:
+    data = {"source": "file:rows.jsonl", "answer_column": values.get("answer", "answer")}
+    config = validate_config({"data": data, "monitor": {"rules": values["rules"]}})
+    in_force = rules_in_force(config)
+    assert {rule.kind for rule in in_force} == kinds
+    assert [rule for rule in in_force if rule.kind in {one["kind"] for one in values["rules"]}] == [
+        rule for rule in config.monitor.rules if rule.action != "off"
+    ]
+
+
 def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
     rule = RuleConfig(kind="kl_rate", metric="kl/init/drift", window=5)
     assert told(rule, "kl/init/drift", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
     ((step, text),) = told(rule, "kl/init/drift", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
     # The ten slopes between 0, 0.05, 0.1, 0.3 and 0.6: 0.05 0.05 0.05 0.1 0.125 | 0.15 0.1833 0.2 0.25 0.3; their median 0.1375
-    assert (step, text) == (
+    assert (step, text.partition(";")[0]) == (
         5,
         "step 5: kl/init/drift rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
     )
