@@ -9,7 +9,7 @@ from prefect import flow
 
 from flows.prefect_pages import NO_OVERRIDES, Name, Overrides, SweepFile, form, tag_sweep
 from flows.signals import ends_when_asked
-from tasks.sweep.stages import SweepSummary, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
+from tasks.sweep.stages import SweepSummary, extend_sweep, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
 from tasks.tracking.sweep import end_sweep, track_sweep
 
 
@@ -31,13 +31,17 @@ def grpo_sweep(*, sweep: SweepFile, overrides: Overrides = NO_OVERRIDES, sweep_d
 
 @form
 @flow(name="grpo-sweep", flow_run_name="{sweep_dir}, resumed")
-def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary:
+def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False, extend: Overrides = NO_OVERRIDES) -> SweepSummary:
     """Resume an interrupted sweep: finished runs are not run again, interrupted ones are resumed, the search continues.
 
     Args:
         sweep_dir: Folder of the sweep.
         retry_failed: Run those that have failed once more.
+        extend: What is added first, for example {"seeds": [0, 1, 2, 3]}, {"axes.loss.beta": [0.1, 1, 4]} or {"trials": 30}:
+            whole lists, which have all that there is.
     """
+    if extend:
+        extend_sweep(Path(sweep_dir), extend)
     return run_sweep(Path(sweep_dir), retry_failed)
 
 

@@ -5,6 +5,7 @@ The first line of each is its folder, and the last one, where it did not finish,
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from grpo_core.machine.process import gc_paused
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
+from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -261,16 +263,26 @@ def sweep(
     *,
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            help="Add to the sweep in this folder, and run what is new: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
-    values = parse_overrides(overrides or [])
-    if resume is not None:
+    if (folder := extend or resume) is not None:
         track_at(tracking_uri)
-        _resume_sweep(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
+        # Without a FILE the first override stands in its place.
+        given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
+        _resume_sweep(folder, retry_failed, given, is_extended=extend is not None)
         return
+    values = parse_overrides(overrides or [])
     file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
     plan = load_sweep(file, values)  # refused before anything is made or started
     if dry_run:
@@ -285,7 +297,7 @@ def sweep(
         _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
 
 
-def _require_runs(plan: Plan) -> None:
+def _require_runs(plan: Plan, folders: tuple[str, ...] = ()) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
     from grpo_core.run.places import require_places
     from grpo_core.run.preflight import require_start
@@ -294,18 +306,23 @@ def _require_runs(plan: Plan) -> None:
         require_places(plan.configs)
         kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
         for config in kinds.values():
-            require_start(config, import_folders(config, plan.sweep.base))
+            require_start(config, folders or import_folders(config, plan.sweep.base))
 
 
-def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[object]) -> None:
-    if given:
-        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {given[0]}")
-    SweepDir(sweep_dir).read()  # refused before anything is started
+def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], *, is_extended: bool) -> None:
+    stored = SweepDir(sweep_dir).read()  # refused before anything is started
+    texts = [value for value in given if isinstance(value, str) and "=" in value]
+    if other := [value for value in given if not is_extended or value not in texts]:
+        way = f"; `grpo sweep --extend {path_argument(sweep_dir)} {shlex.quote(str(other[0]))}` adds to it" if texts else ""
+        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
+    changes = parse_overrides(texts)
+    if changes:
+        _require_runs(stored.extended(changes).plan, stored.import_from)
     with working_in(sweep_dir):
         use_stack()
         from flows.sweep import resume_sweep
 
-        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed))
+        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed, extend=changes))
 
 
 def _show_sweep(summary: "SweepSummary") -> None:

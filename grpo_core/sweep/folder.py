@@ -7,7 +7,7 @@ runs/arm-000-seed-0/ ...  results/  report/  vllm/
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
@@ -69,11 +70,20 @@ class SweepDir(FlowDir):
         self.refuse_second_sweep()
         self.mark("sweep")
         base = self.path / f"{plan.preset}.yaml"
-        sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
         with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
             write_whole(base, dump_yaml(plan.base))
-            write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from})
+            self.write(StoredSweep(dir=self, id=sweep_id, name=name, plan=plan, base=base, import_from=import_from))
+
+    def write(self, stored: "StoredSweep") -> None:
+        """Write the sweep itself; whoever reads it, also after a kill, finds all of it or what was there before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": {}}
+        facts = {"id": stored.id, "name": stored.name, "sweep": sweep, "import_from": stored.import_from}
+        write_json(self.sweep_file, {**facts, "extensions": stored.extensions})
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -105,6 +115,7 @@ class SweepDir(FlowDir):
                 plan=make_plan({**file["sweep"], "base": str(base)}),
                 base=base,
                 import_from=tuple(file["import_from"]),
+                extensions=tuple(file["extensions"]),
             )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
@@ -139,6 +150,17 @@ class StoredSweep:
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
     """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
+    extensions: tuple[str, ...] = ()
+    """What was added to it after its first runs, a sentence each."""
+
+    def extended(self, changes: Mapping[str, Any]) -> "StoredSweep":
+        """Return the sweep with more seeds, values or trials, or another budget; `SweepDir.write` writes it down.
+
+        Raises:
+            ConfigError: as `extension.extended`.
+        """
+        plan, added = extended(self.plan, self.base, changes)
+        return replace(self, plan=plan, extensions=(*self.extensions, *added))
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

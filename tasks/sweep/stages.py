@@ -77,6 +77,23 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     return path
 
 
+@task(name="extend-sweep", cache_policy=NO_CACHE)
+def extend_sweep(sweep_path: Path, changes: Mapping[str, Any]) -> None:
+    """Write more seeds, values of axes or trials into a sweep; its runs stay.
+
+    Raises:
+        SweepError: it is none.
+        ConfigError: something else is to be changed, or an arm runs code that a deployment may not run.
+        FolderError: another flow works on it, or a deployed flow may not write there.
+    """
+    check_root(sweep_path, "sweep_dir")
+    with SweepDir(sweep_path).locked():
+        stored = SweepDir(sweep_path).read().extended(changes)
+        refuse_code_of_sweep(stored.plan)
+        stored.dir.write(stored)
+    say(f"{stored.plan.num_arms} arms x {len(stored.plan.sweep.seeds)} seeds = {stored.plan.num_runs} runs from here on")
+
+
 @contextlib.contextmanager
 def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     """Keep every other flow out of a sweep while inside.
