@@ -119,6 +119,15 @@ def train(
         typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
     ] = None,
     *,
+    continued: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            help="Go on from the newest checkpoint of the run in this folder, or with FOLDER@40 from that after step 40, in a "
+            "new run. No CONFIG is given then, but what differs: training.steps=120 optimizer.lr=1e-6.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
@@ -127,21 +136,27 @@ def train(
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
         return
-    _train(_begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or []), run_dir)
+    given = [*([config] if config and continued else []), *(overrides or [])]
+    name = _begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
+    _train(name, parse_overrides(given), run_dir, continued)
 
 
-def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
+    from grpo_core.run.continuing import continue_from
     from grpo_core.run.preflight import require_start
 
-    resolved = load(config, values)  # refused before anything is made or started
-    started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
+    # Refused before anything is made or started.
+    resolved = load(config, values) if parent is None else continue_from(parent, values)
+    started = require_start(
+        resolved.config, resolved.import_from or import_folders(resolved.config, None if parent else config), run_dir
+    )
     with working_in_new(run_dir, resolved.preset, "run") as folder:
         echo_warnings((*check_consistency(resolved.config), *started))
         use_stack()
         with gc_paused():
             from flows.train import grpo
 
-        _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+        _show(grpo(config=config, overrides=values, run_dir=str(folder), continue_from=parent))
 
 
 def _begun(what: str | None, of_resume: dict[str, object]) -> str:

@@ -5,7 +5,7 @@ Names and descriptions of runs are made of the changes.
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class Origin:
     """{key.path: (the preset's value, the run's value)}."""
     import_from: tuple[str, ...] = ()
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
+    continued_from: Mapping[str, str | int | None] | None = None
+    """Of a run that continues another one: that `run`'s folder, its `mlflow_run_id`, the `step`, and the SHA-256 of the
+    `checkpoint`'s manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,11 @@ class Resolved(Origin):
     """A configuration and what it changes of its preset: made once, and handed on."""
 
     config: RunConfig
+
+    @property
+    def origin(self) -> Origin:
+        """Where it comes from, alone."""
+        return Origin(**{one.name: getattr(self, one.name) for one in fields(Origin)})
 
 
 _LOADED: dict[str, Resolved] = {}
@@ -131,7 +139,8 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
     changed = [text for key, text in knobs.items() if key in origin.changes]
     kept = [text for key, text in knobs.items() if key not in origin.changes]
-    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset])
+    begun = [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
+    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset, *begun])
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")

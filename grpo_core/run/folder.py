@@ -10,6 +10,7 @@ checkpoints/                step_NNNNNN folders
 eval/  report/              results of evaluations; figures and the report
 original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
 source/                     of an evaluation: what was downloaded of the run that made the policy
+parent/                     of a run that continues another one: the checkpoint with which it begins
 passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
 process.json  train.log     process id of the training process while it runs; its output
 ranks/                      why processes of a training that has several have failed
@@ -59,6 +60,7 @@ class RunDir(FlowDir):
     eval = Place("eval")
     report = Place("report")
     original = Place("original")
+    parent = Place("parent")
     source = Place("source")
 
     def completions_file(self, step: int) -> Path:
@@ -107,9 +109,9 @@ class RunDir(FlowDir):
         """
         self.require_ours()
         self.refuse_second_run()
-        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
+        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.parent, self.source)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file)
-        for place in (*folders, *settings, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
+        for place in (*folders, *settings, self.ranks, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
             remove(place)
 
     def refuse_second_run(self) -> None:
@@ -323,7 +325,8 @@ def passes_to_change(values: Mapping[str, Any]) -> dict[str, int]:
         if key not in keys:
             lowered, others = (" and ".join(f"training.{name}" for name in names) for names in (FIELDS, PROCESS_FIELDS))
             raise ConfigError(
-                f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}"
+                f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}; "
+                f"`grpo train --continue runs/<run> {key}={value}` goes on from its weights in a new run"
             )
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")

@@ -33,6 +33,8 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
+from grpo_core.run.continuing import continue_from as continuation
+from grpo_core.run.continuing import take_over
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
@@ -140,6 +142,7 @@ def train(
     run_dir: Path | str | None = None,
     evaluate: bool = True,
     progress: bool = True,
+    continue_from: Path | str | None = None,
 ) -> "Run":
     """Train a policy and return its run.
 
@@ -152,20 +155,24 @@ def train(
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
+        continue_from: folder of a run from whose newest checkpoint this one goes on, or `FOLDER@40`; `config` is not read, and
+            `overrides` are what differs from that run, for example `{"training.steps": 120}`.
 
     Raises:
         ConfigError: the configuration is refused; nothing was started.
         SamplerError: its vLLM environment or server cannot be used; nothing was started.
-        JournalError: the folder already holds a run, or what the run needs does not fit on its disk.
+        JournalError: the folder already holds a run, what the run needs does not fit on its disk, or there is no checkpoint
+            to continue from.
         FolderError: the folder is not ours.
         TrainingError: the training failed; the message is its cause.
     """
-    resolved, origin = _configure(config, overrides)
+    resolved, origin = _configure("" if continue_from is not None else config, overrides, continue_from)
     warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
+        notes = [*take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
         folder.create(resolved, origin)
-    return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
+    return _run(folder, evaluate, progress, is_new=True, notes=notes)
 
 
 def resume_training(
@@ -199,15 +206,17 @@ def resume_training(
     return _run(folder, evaluate, progress, notes=notes)
 
 
-def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
+def _configure(
+    config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str], parent: Path | str | None
+) -> tuple[RunConfig, Origin]:
     changes = as_overrides(overrides)
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
-        loaded = load(config, changes)
-        resolved, origin = loaded.config, Origin(preset=loaded.preset, changes=loaded.changes)
-        folders = import_folders(resolved, str(config))
+        loaded = load(config, changes) if parent is None else continuation(str(parent), changes)
+        resolved, origin = loaded.config, loaded.origin
+        folders = loaded.import_from or import_folders(resolved, None if parent else str(config))
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 
