@@ -9,7 +9,7 @@ from prefect import flow
 
 from flows.prefect_pages import NO_OVERRIDES, Name, Overrides, SweepFile, form, tag_sweep
 from flows.signals import ends_when_asked
-from tasks.sweep.stages import SweepSummary, extend_sweep, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
+from tasks.sweep.stages import SweepSummary, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
 from tasks.tracking.sweep import end_sweep, track_sweep
 
 
@@ -40,15 +40,13 @@ def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False, extend: Overrid
         extend: What is added first, for example {"seeds": [0, 1, 2, 3]}, {"axes.loss.beta": [0.1, 1, 4]} or {"trials": 30}:
             whole lists, which have all that there is.
     """
-    if extend:
-        extend_sweep(Path(sweep_dir), extend)
-    return run_sweep(Path(sweep_dir), retry_failed)
+    return run_sweep(Path(sweep_dir), retry_failed, extend)
 
 
 @ends_when_asked
-def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
-    """Do what is left to do of the sweep in a folder."""
-    with hold_sweep(sweep_path) as stored:
+def run_sweep(sweep_path: Path, retry_failed: bool = False, extend: Overrides = NO_OVERRIDES) -> SweepSummary:
+    """Do what is left to do of the sweep in a folder, and what `extend` adds to it."""
+    with hold_sweep(sweep_path, extend) as stored:
         tag_sweep(stored)
         tracked = track_sweep(stored)
         with end_sweep(tracked):

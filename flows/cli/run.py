@@ -25,6 +25,7 @@ from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -332,7 +333,7 @@ def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], 
         raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
     changes = parse_overrides(texts)
     if changes:
-        _require_runs(stored.extended(changes).plan, stored.import_from)
+        _require_runs(extended(stored, changes).plan, stored.import_from)
     with working_in(sweep_dir):
         use_stack()
         from flows.sweep import resume_sweep

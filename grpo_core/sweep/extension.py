@@ -1,29 +1,29 @@
 """More seeds, values of axes or trials for a sweep that has runs: what may be added, and what its report says of that."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ConfigError, shown
 from grpo_core.sweep.display import first_few, knob_name, level_name
-from grpo_core.sweep.plan import Plan, make_plan
+from grpo_core.sweep.folder import StoredSweep
+from grpo_core.sweep.plan import make_plan
 
 
-def extended(plan: Plan, base: Path, changes: Mapping[str, Any]) -> tuple[Plan, tuple[str, ...]]:
-    """Return a sweep with more seeds, values or trials, or another budget, and a sentence about each key that has more.
+def extended(stored: StoredSweep, changes: Mapping[str, Any]) -> StoredSweep:
+    """Return a sweep with more seeds, values or trials, or another budget; `SweepDir.write` writes it down.
 
     Args:
-        plan: the sweep as it is.
-        base: file of its base.
+        stored: the sweep as it is.
         changes: {key: value}, for example {"seeds": [0, 1, 2], "axes.loss.beta": [0.1, 1]}: whole lists, which keep all that
             there is.
 
     Raises:
         ConfigError: something would be left out or changed, or the sweep would contradict itself.
     """
-    sweep, sentences = plan.sweep, list[str]()
-    values: dict[str, Any] = {**sweep.model_dump(mode="json"), "base": str(base), "overrides": {}}
+    sweep, sentences = stored.plan.sweep, list(stored.extensions)
+    values: dict[str, Any] = {**sweep.model_dump(mode="json"), "base": str(stored.base), "overrides": {}}
     for key, wanted in changes.items():
         section, _, rest = key.partition(".")
         holder, name = (values[section], rest) if section in ("axes", "budget") else (values, key)
@@ -43,7 +43,7 @@ def extended(plan: Plan, base: Path, changes: Mapping[str, Any]) -> tuple[Plan, 
         if added := [one for one in new if one not in old]:
             verb, day = "were" if len(added) > 1 else "was", f"{datetime.now(UTC):%Y-%m-%d}"
             sentences.append(f"{knob_name(name)}: {_some(name, added)} {verb} added after a look at {_some(name, old)} ({day})")
-    return make_plan(values), tuple(sentences)
+    return replace(stored, plan=make_plan(values), extensions=tuple(sentences)) if changes else stored
 
 
 def _some(name: str, values: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ runs/arm-000-seed-0/ ...  results/  report/  vllm/
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from grpo_core.run.flow_folder import FlowDir, Place
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
-from grpo_core.sweep.extension import extended
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
@@ -82,8 +81,8 @@ class SweepDir(FlowDir):
             OSError: it cannot be written.
         """
         sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": {}}
-        facts = {"id": stored.id, "name": stored.name, "sweep": sweep, "import_from": stored.import_from}
-        write_json(self.sweep_file, {**facts, "extensions": stored.extensions})
+        named = {name: getattr(stored, name) for name in ("id", "name", "import_from", "extensions")}
+        write_json(self.sweep_file, {**named, "sweep": sweep})
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -152,15 +151,6 @@ class StoredSweep:
     """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
     extensions: tuple[str, ...] = ()
     """What was added to it after its first runs, a sentence each."""
-
-    def extended(self, changes: Mapping[str, Any]) -> "StoredSweep":
-        """Return the sweep with more seeds, values or trials, or another budget; `SweepDir.write` writes it down.
-
-        Raises:
-            ConfigError: as `extension.extended`.
-        """
-        plan, added = extended(self.plan, self.base, changes)
-        return replace(self, plan=plan, extensions=(*self.extensions, *added))
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

@@ -22,6 +22,7 @@ from grpo_core.run.places import require_places
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Launcher
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
@@ -77,40 +78,25 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     return path
 
 
-@task(name="extend-sweep", cache_policy=NO_CACHE)
-def extend_sweep(sweep_path: Path, changes: Mapping[str, Any]) -> None:
-    """Write more seeds, values of axes or trials into a sweep; its runs stay.
-
-    Raises:
-        SweepError: it is none.
-        ConfigError: something else is to be changed, or an arm runs code that a deployment may not run.
-        FolderError: another flow works on it, or a deployed flow may not write there.
-    """
-    check_root(sweep_path, "sweep_dir")
-    with SweepDir(sweep_path).locked():
-        stored = SweepDir(sweep_path).read().extended(changes)
-        refuse_code_of_sweep(stored.plan)
-        stored.dir.write(stored)
-    say(f"{stored.plan.num_arms} arms x {len(stored.plan.sweep.seeds)} seeds = {stored.plan.num_runs} runs from here on")
-
-
 @contextlib.contextmanager
-def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
-    """Keep every other flow out of a sweep while inside.
+def hold_sweep(sweep_path: Path, changes: Mapping[str, Any] | None = None) -> Iterator[StoredSweep]:
+    """Keep every other flow out of a sweep while inside; seeds, values or trials that `changes` add are written down first.
 
     Raises:
         SweepError: it is none.
-        ConfigError: an arm runs code that a deployment may not run.
+        ConfigError: an arm runs code that a deployment may not run, or `changes` do more than to add.
         TrackingError: it is resumed, and tracked at an address that is not ours.
         FolderError: another flow works on it, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
-    stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
+    stored = extended(SweepDir(sweep_path).read(), changes or {})  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
     uri = stored.plan.configs[0].tracking.uri
     if uri is not None and stored.dir.arms_file.exists():  # it is resumed
         refuse_foreign(stored.dir, "sweep.json", uri)
     with stored.dir.locked():
+        if changes:
+            stored.dir.write(stored)
         yield stored
 
 

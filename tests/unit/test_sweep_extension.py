@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from grpo_core.errors import ConfigError
-from grpo_core.sweep.extension import extension_note
+from grpo_core.sweep.extension import extended, extension_note
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.report.files import make_report
 from grpo_core.sweep.results import collect
@@ -17,7 +17,7 @@ BETA, OF_TIME = "axes.loss.beta", ["run_dir", "wall_seconds"]
 
 
 def extend(stored: StoredSweep, **changes: Any) -> StoredSweep:
-    stored.dir.write(stored.dir.read().extended({key.replace("__", "."): value for key, value in changes.items()}))
+    stored.dir.write(extended(stored.dir.read(), {key.replace("__", "."): value for key, value in changes.items()}))
     return stored.dir.read()
 
 
@@ -65,7 +65,7 @@ def test_a_search_gets_more_trials(tmp_path: Path) -> None:
     assert [job.key for job in run_all(stored, {})[0]] == [(3, 0), (4, 0)]
     assert extension_note(stored.extensions).startswith("trials: 3, 4 were added after a look at 0, 1, 2 (20")
     with pytest.raises(ConfigError, match=r"seeds: --extend adds trials, for example trials=50 to this sweep"):
-        stored.extended({"seeds": [0, 1]})
+        extended(stored, {"seeds": [0, 1]})
 
 
 def test_an_extension_that_was_killed_goes_on(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_extension_that_was_killed_goes_on(tmp_path: Path) -> None:
 def test_what_is_left_out_or_changed_is_refused_with_the_way_on(tmp_path: Path, key: str, value: Any, fault: str) -> None:
     stored = stored_sweep(tmp_path)
     with pytest.raises(ConfigError, match=fault):
-        stored.extended({key: value})
+        extended(stored, {key: value})
 
 
 def test_a_spent_budget_is_raised(tmp_path: Path) -> None:
