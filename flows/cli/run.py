@@ -5,7 +5,6 @@ The first line of each is its folder, and the last one, where it did not finish,
 
 import contextlib
 import os
-import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,7 +23,6 @@ from grpo_core.machine.process import gc_paused
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
-from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -137,9 +135,8 @@ def train(
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
         return
-    given = [*([config] if config and continued else []), *(overrides or [])]
-    name = _begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
-    _train(name, parse_overrides(given), run_dir, continued)
+    given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
+    _train(_begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri}), given, run_dir, continued)
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
@@ -329,7 +326,7 @@ def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], 
     stored = SweepDir(sweep_dir).read()  # refused before anything is started
     texts = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if not is_extended or value not in texts]:
-        way = f"; `grpo sweep --extend {path_argument(sweep_dir)} {shlex.quote(str(other[0]))}` adds to it" if texts else ""
+        way = f"; `grpo sweep --extend {sweep_dir} '{other[0]}'` adds seeds, values or trials" if texts else ""
         raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
     changes = parse_overrides(texts)
     if changes:

@@ -5,7 +5,7 @@ Names and descriptions of runs are made of the changes.
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,6 @@ class Resolved(Origin):
     """A configuration and what it changes of its preset: made once, and handed on."""
 
     config: RunConfig
-
-    @property
-    def origin(self) -> Origin:
-        """Where it comes from, alone."""
-        return Origin(**{one.name: getattr(self, one.name) for one in fields(Origin)})
 
 
 _LOADED: dict[str, Resolved] = {}
@@ -139,8 +134,8 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
     changed = [text for key, text in knobs.items() if key in origin.changes]
     kept = [text for key, text in knobs.items() if key not in origin.changes]
-    begun = [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
-    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset, *begun])
+    of_parent = [] if origin.continued_from is None else [f"after step {origin.continued_from['step']}"]
+    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset, *of_parent])
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")

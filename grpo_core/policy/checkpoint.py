@@ -235,7 +235,7 @@ def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
     rates = [lr * factor(done) for lr, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
     schedule.load_state_dict({**saved["schedule"], "base_lrs": schedule.base_lrs, "_last_lr": rates})
     groups = zip(trainable.optimizer.state_dict()["param_groups"], rates, strict=True)
-    trainable.optimizer.load_state_dict({**saved["optimizer"], "param_groups": [{**group, "lr": lr} for group, lr in groups]})
+    trainable.optimizer.load_state_dict(saved["optimizer"] | {"param_groups": [{**one, "lr": lr} for one, lr in groups]})
     policy.load(weights)
     reference.restore(
         initial,

@@ -5,7 +5,6 @@ possible); the figures of the steps before stay in the parent's journal. Random 
 of the step, so it is what the parent would have become: bit for bit, where nothing is changed but the number of steps.
 """
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +21,8 @@ from grpo_core.run.reproduction import copy_prompts
 
 KEPT = ("model.", "data.", "rollout.max_prompt_tokens.", "training.engine.")
 """Beginnings of keys that a run which continues cannot change: its weights and its prompts are the parent's."""
-ANOTHER: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}, "tracking.run_name": None}
-"""What it does not take over: it is none of the parent's sweep, and has a name of its own."""
+NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
+"""What a run that is made of another one does not take over: it is not one of the sweep's."""
 
 
 def continue_from(run: str, overrides: Mapping[str, Any]) -> Resolved:
@@ -39,17 +38,19 @@ def continue_from(run: str, overrides: Mapping[str, Any]) -> Resolved:
     """
     name, _, asked = (run, "", "") if Path(run).is_dir() else run.rpartition("@")
     parent = RunDir(Path(name or run))
-    own, origin, before = parent.read_config(), parent.read_origin(), batch_limits(parent)
+    own, origin = parent.read_config(), parent.read_origin()
     check_run(parent)
     there = [str(step_of(checkpoint)) for checkpoint in list_checkpoints(parent.checkpoints)]
     if own.training.engine != "native" or not there or asked not in ("", *there):
         raise JournalError(f"run {run}: has no such checkpoint of training.engine native; after steps: {', '.join(there)}")
     step = int(asked or there[-1])
     if kept := [key for key in overrides if f"{key}.".startswith(KEPT)]:
-        weights = f"model.source={parent.checkpoints / checkpoint_name(step) / 'policy'}"
-        remedy = f"`grpo train {origin.preset} {weights} ...` begins with these weights, a new optimizer and a new reference"
-        raise ConfigError(f"{kept[0]}: a run that continues keeps the model and the prompts of its parent; {remedy}")
-    config = validate_config(apply_overrides(before.applied(own).model_dump(mode="json"), {**ANOTHER, **overrides}))
+        raise ConfigError(
+            f"{kept[0]}: a run that continues keeps the model and the prompts of its parent; `grpo train {origin.preset} "
+            f"model.source={parent.checkpoints / checkpoint_name(step) / 'policy'} ...` begins anew with its weights"
+        )
+    values = {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}
+    config = validate_config(apply_overrides(batch_limits(parent).applied(own).model_dump(mode="json"), values))
     if config.training.steps <= step:
         raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
     changes = {key: (origin.changes.get(key, was)[0], was[1]) for key, was in changes_between(own, config).items()}
@@ -79,19 +80,17 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin) -> list[str]:
     if origin.continued_from is None:
         return []
     parent, step = RunDir(Path(str(origin.continued_from["run"]))), int(origin.continued_from["step"] or 0)
-    checkpoint, schedule, was = parent.checkpoints / checkpoint_name(step), config.optimizer.schedule, parent.read_config()
     copy_prompts(parent, run_dir)
-    shutil.copytree(checkpoint, run_dir.parent / checkpoint.name, copy_function=_link)
+    shutil.copytree(parent.checkpoints / checkpoint_name(step), run_dir.parent / checkpoint_name(step), copy_function=_link)
     _link(parent.checkpoints / INITIAL_FILE, run_dir.parent / INITIAL_FILE)
     flush_all(run_dir.parent)
-    rate = f"optimizer.schedule: the learning rate goes on as {schedule} has it after step {step} of {config.training.steps}"
-    is_other = schedule != "constant" and was.training.steps != config.training.steps
-    return [f"continues {parent.path} after step {step}", *([f"{rate}, no longer of {was.training.steps}"] * is_other)]
+    schedule, steps, before = config.optimizer.schedule, config.training.steps, parent.read_config().training.steps
+    rate = f"optimizer.schedule: the learning rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
+    return [f"continues {parent.path} after step {step}", *([rate] if schedule != "constant" and steps != before else [])]
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """Give a file a second name, or copy it to another disk: files of checkpoints are replaced, never changed."""
     try:
-        os.link(source, target)
-    except OSError:
+        Path(target).hardlink_to(source)  # files of checkpoints are replaced, never changed
+    except OSError:  # another disk
         shutil.copy2(source, target)

@@ -29,31 +29,27 @@ def extended(stored: StoredSweep, changes: Mapping[str, Any]) -> StoredSweep:
         holder, name = (values[section], rest) if section in ("axes", "budget") else (values, key)
         if section not in ("budget", *(("seeds", "axes") if sweep.sampler == "grid" else ("trials",))) or name not in holder:
             more = "seeds and values of axes" if sweep.sampler == "grid" else f"trials, for example trials={sweep.trials}0"
-            remedy = f"another {key} is another sweep, which `grpo sweep FILE` begins"
-            raise ConfigError(f"{key}: --extend adds {more} to this sweep, and changes its budget; {remedy}")
-        before, holder[name] = holder[name], wanted
-        if section == "budget":
-            continue
-        old, new = (before, wanted) if section != "trials" else (range(before), range(wanted) if type(wanted) is int else ())
-        missing = [one for one in old if not isinstance(new, Sequence) or one not in new]
-        if missing:
+            raise ConfigError(
+                f"{key}: --extend adds {more} to this sweep, and changes its budget; another {key} is another sweep, which "
+                "`grpo sweep FILE` begins"
+            )
+        old, new = ((), ()) if section == "budget" else (_members(holder[name]), _members(wanted))
+        if missing := [one for one in old if one not in new]:
             raise ConfigError(f"{key}: {shown(wanted)} leaves out {_some(name, missing)}; --extend keeps all that was run")
-        if section != "trials":  # 1.0 is the 1 that has runs
-            holder[name] = [next((one for one in old if one == value), value) for value in new]
+        whole = [next((one for one in old if one == value), value) for value in new]  # 1.0 is the 1 that has runs
+        holder[name] = whole if isinstance(wanted, list) else wanted
         if added := [one for one in new if one not in old]:
-            verb, day = "were" if len(added) > 1 else "was", f"{datetime.now(UTC):%Y-%m-%d}"
-            sentences.append(f"{knob_name(name)}: {_some(name, added)} {verb} added after a look at {_some(name, old)} ({day})")
+            sentences.append(
+                f"{knob_name(name)}: {_some(name, added)} added after a look at {_some(name, old)} "
+                f"({datetime.now(UTC):%Y-%m-%d}); no p-value or interval allows for that choice"
+            )
     return replace(stored, plan=make_plan(values), extensions=tuple(sentences)) if changes else stored
+
+
+def _members(value: Any) -> Sequence[Any]:
+    # Of trials, their numbers.
+    return value if isinstance(value, list) else range(value if isinstance(value, int) else 0)
 
 
 def _some(name: str, values: Sequence[Any]) -> str:
     return first_few([level_name(name, value) for value in values])
-
-
-def extension_note(extensions: Sequence[str]) -> str:
-    """Return what the reader of a report must know of what was added to the sweep; empty where nothing was.
-
-    >>> extension_note(["seeds: 2, 3 were added after a look at 0, 1 (2026-01-31)"])
-    'seeds: 2, 3 were added after a look at 0, 1 (2026-01-31); no p-value or interval allows for that choice'
-    """
-    return "; ".join([*extensions, "no p-value or interval allows for that choice"]) if extensions else ""

@@ -81,8 +81,8 @@ class SweepDir(FlowDir):
             OSError: it cannot be written.
         """
         sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": {}}
-        named = {name: getattr(stored, name) for name in ("id", "name", "import_from", "extensions")}
-        write_json(self.sweep_file, {**named, "sweep": sweep})
+        facts = {"id": stored.id, "name": stored.name, "import_from": stored.import_from, "extensions": stored.extensions}
+        write_json(self.sweep_file, {**facts, "sweep": sweep})
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -150,7 +150,7 @@ class StoredSweep:
     import_from: tuple[str, ...] = ()
     """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
     extensions: tuple[str, ...] = ()
-    """What was added to it after its first runs, a sentence each."""
+    """What was added to it after its first runs: a sentence each, which its report says."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

@@ -29,7 +29,6 @@ from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
 from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import MEASURES, first_few
-from grpo_core.sweep.extension import extension_note
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
@@ -117,7 +116,7 @@ def collect(stored: StoredSweep) -> SweepRuns:
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
         by_prompt=by_prompt,
-        notes=(*filter(None, [extension_note(stored.extensions)]), *plan.notes, *of_journals),
+        notes=(*stored.extensions, *plan.notes, *of_journals),
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",

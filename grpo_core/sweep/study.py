@@ -8,7 +8,7 @@ killed between two keys of one trial.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -31,12 +31,11 @@ CONSTRAINT = "over_bound"
 class ArmSampler(RandomSampler):
     """Suggests each key of each trial by itself, with a fresh generator."""
 
-    def __init__(self, sweep: SweepConfig, chosen: Iterable[Values]) -> None:
+    def __init__(self, sweep: SweepConfig, chosen: Sequence[Values]) -> None:
         """Take the sampler of a sweep; of a grid, the arms that were chosen before its axes had more values come first."""
         super().__init__()
         self._sweep = sweep
-        first = [dict(values) for values in chosen]
-        self._grid = [*first, *(one for one in grid(sweep) if one not in first)] if sweep.sampler == "grid" else []
+        self._grid = [*chosen, *(one for one in grid(sweep) if one not in chosen)] if sweep.sampler == "grid" else []
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -81,8 +80,9 @@ class SweepStudy:
             name = f"{stored.id}-{len(stored.extensions)}" if is_grid and stored.extensions else stored.id
             if is_grid or not stored.dir.arms_file.exists():
                 optuna.create_study(storage=self._storage, study_name=name, direction="maximize", load_if_exists=True)
-            sampler = ArmSampler(sweep, [arm.values for arm in chosen.values()])
-            self._study = optuna.load_study(storage=self._storage, study_name=name, sampler=sampler)
+            self._study = optuna.load_study(
+                storage=self._storage, study_name=name, sampler=ArmSampler(sweep, [arm.values for arm in chosen.values()])
+            )
             while is_grid and len(self._study.trials) < len(chosen):
                 self.ask()
 

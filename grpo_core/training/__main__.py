@@ -136,8 +136,11 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
             )
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
-        facts = {**_facts(config, session, threads, state.step), "continued_from": run_dir.read_origin().continued_from}
-        journal.append("resume" if began else "start", state.step, facts)
+        journal.append(
+            "resume" if began else "start",
+            state.step,
+            {**_facts(config, session, threads, state.step), "continued_from": run_dir.read_origin().continued_from},
+        )
         with contextlib.closing(session):
             state, stopped = engine.run_steps(session, state)
         status = "stopped" if stopped else "finished"

@@ -32,9 +32,8 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
+from grpo_core.run import continuing
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
-from grpo_core.run.continuing import continue_from as continuation
-from grpo_core.run.continuing import take_over
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
 from grpo_core.run.journal import JournalTail, Record, is_alert, supersede
@@ -170,7 +169,7 @@ def train(
     warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
-        notes = [*take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
+        notes = [*continuing.take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=notes)
 
@@ -214,8 +213,11 @@ def _configure(
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
-        loaded = load(config, changes) if parent is None else continuation(str(parent), changes)
-        resolved, origin = loaded.config, loaded.origin
+        loaded = load(config, changes) if parent is None else continuing.continue_from(str(parent), changes)
+        resolved, origin = (
+            loaded.config,
+            Origin(preset=loaded.preset, changes=loaded.changes, continued_from=loaded.continued_from),
+        )
         folders = loaded.import_from or import_folders(resolved, None if parent else str(config))
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))

@@ -139,8 +139,8 @@ class Session:
 
     def _newest_checkpoint(self) -> Path | None:
         damaged = dict[Path, str]()
-        first = list_checkpoints(self.run_dir.parent)  # of a run that continues another one
-        for checkpoint in reversed([*first, *list_checkpoints(self.run_dir.checkpoints)]):
+        # The run that this one continues has left its last resort.
+        for checkpoint in reversed([*list_checkpoints(self.run_dir.parent), *list_checkpoints(self.run_dir.checkpoints)]):
             try:
                 verify_checkpoint(checkpoint)
             except ModelError as error:

@@ -77,7 +77,6 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
         f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_dir.path.resolve()))}')}. "
         f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
     ]
-    linked = {"continued_from": str(begun["mlflow_run_id"] or begun["run"])} if begun else {}
     labels, parent = config.tracking.labels, {PARENT: config.tracking.parent} if config.tracking.parent else {}
     # Labels by their names: the compare page and parallel coordinates use parameters as they are.
     settings = {key: str(value) for key, value in flatten(config).items() if not key.startswith("tracking.labels")}
@@ -88,7 +87,13 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
         config.tracking.experiment,
         run_name(config, origin),
         note=note,
-        tags={"preset": origin.preset, "seed": str(config.training.seed), **parent, **labels, **linked},
+        tags={
+            "preset": origin.preset,
+            "seed": str(config.training.seed),
+            **({"continued_from": str(begun["mlflow_run_id"] or begun["run"])} if begun else {}),
+            **parent,
+            **labels,
+        },
         params={**labels, **settings},
         view=SavedView(),
     )

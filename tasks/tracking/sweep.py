@@ -13,12 +13,11 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
 from grpo_core.sweep.display import MEASURES
-from grpo_core.sweep.extension import extension_note
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.text import for_code, for_markdown, visible
 from tasks.process.prefect_outage import was_interrupted
-from tasks.tracking.opening import NOTE, SavedView, open_run
+from tasks.tracking.opening import SavedView, open_run
 from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
 from tasks.tracking.training import OPENING_REMEDY, Status
 
@@ -62,7 +61,7 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     )
     what = f"tracking.uri {uri}: the sweep cannot be tracked ({{cause}}); {OPENING_REMEDY}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        tracked = open_run(
+        return open_run(
             stored.dir,
             known,
             uri,
@@ -73,10 +72,6 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
             params={f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()},
             view=view,
         )
-        if stored.extensions:  # its parameters stay those of its beginning: MLflow changes none
-            note += ["", for_markdown(extension_note(stored.extensions))]
-            make_client(tracked.uri).set_tag(tracked.run_id, NOTE, "\n".join(note))
-        return tracked
 
 
 def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
@@ -97,7 +92,7 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: SweepRuns, an
         tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
     )
     client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
-    client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
+    client.set_tag(tracked.run_id, "answer", "\n".join([*answer, *stored.extensions])[:MAX_CHARACTERS])
     for row in results.runs.to_dict("records"):
         if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
             _log_figures(client, row)

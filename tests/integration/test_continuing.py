@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_core.config import Origin
 from grpo_core.errors import ConfigError, JournalError
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
@@ -35,9 +36,10 @@ def train(run_dir: RunDir) -> list[Record]:
 def begin(parent: str, path: Path, overrides: dict[str, Any]) -> RunDir:
     """Lay out the folder of a run that continues another one."""
     run_dir, resolved = RunDir(path), continue_from(parent, overrides)
+    origin = Origin(preset=resolved.preset, changes=resolved.changes, continued_from=resolved.continued_from)
     run_dir.mark("run")
-    take_over(run_dir, resolved.config, resolved.origin)
-    run_dir.create(resolved.config, resolved.origin)
+    take_over(run_dir, resolved.config, origin)
+    run_dir.create(resolved.config, origin)
     return run_dir
 
 
@@ -95,8 +97,8 @@ def test_a_schedule_that_ends_elsewhere_is_said(tiny_run: MakeRun, tmp_path: Pat
     parent = tiny_run({"optimizer.schedule": "cosine"})
     train(parent)
     resolved = continue_from(str(parent.path), {"training.steps": 8})
-    notes = take_over(RunDir(tmp_path / "more"), resolved.config, resolved.origin)
-    assert notes[1] == "optimizer.schedule: the learning rate goes on as cosine has it after step 4 of 8, no longer of 4"
+    notes = take_over(RunDir(tmp_path / "more"), resolved.config, resolved)
+    assert notes[1] == "optimizer.schedule: the learning rate is that of cosine after step 4 of 8, no longer of 4"
 
 
 def test_what_cannot_be_continued_is_refused_with_the_way_on(tiny_run: MakeRun) -> None:

@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from grpo_core.errors import ConfigError
-from grpo_core.sweep.extension import extended, extension_note
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.report.files import make_report
 from grpo_core.sweep.results import collect
@@ -34,9 +34,9 @@ def test_more_seeds_make_the_sweep_that_had_them_from_the_start_but_for_the_note
     for name in ("effects", "differences", "interactions"):
         of_grown, of_whole = (pandas.read_parquet(one.dir.report / f"{name}.parquet") for one in (grown, whole))
         pandas.testing.assert_frame_equal(of_grown, of_whole)
-    note = extension_note(grown.extensions)
-    assert note.startswith("seeds: 2, 3 were added after a look at 0, 1 (20")
-    assert (extension_note(whole.extensions), grown_runs.notes) == ("", (note, *whole_runs.notes))
+    (note,) = grown.extensions
+    assert note.startswith("seeds: 2, 3 added after a look at 0, 1 (20")
+    assert (whole.extensions, grown_runs.notes) == ((), (note, *whole_runs.notes))
     assert note in grown.dir.page.read_text()
 
 
@@ -53,7 +53,7 @@ def test_more_values_keep_the_arms_that_there_are(tmp_path: Path) -> None:
         (5, 1e-4, 0.5),
     ]
     assert still_open == set()
-    assert extension_note(stored.extensions).startswith("β: 0.5 was added after a look at 0.1, 1 (20")
+    assert stored.extensions[0].startswith("β: 0.5 added after a look at 0.1, 1 (20")
     assert list(collect(stored).runs["status"]) == ["finished"] * 6
 
 
@@ -63,7 +63,7 @@ def test_a_search_gets_more_trials(tmp_path: Path) -> None:
     run_all(stored, {})
     stored = extend(stored, trials=5)
     assert [job.key for job in run_all(stored, {})[0]] == [(3, 0), (4, 0)]
-    assert extension_note(stored.extensions).startswith("trials: 3, 4 were added after a look at 0, 1, 2 (20")
+    assert stored.extensions[0].startswith("trials: 3, 4 added after a look at 0, 1, 2 (20")
     with pytest.raises(ConfigError, match=r"seeds: --extend adds trials, for example trials=50 to this sweep"):
         extended(stored, {"seeds": [0, 1]})
 
@@ -82,7 +82,7 @@ def test_an_extension_that_was_killed_goes_on(tmp_path: Path) -> None:
     ("key", "value", "fault"),
     [
         ("seeds", [1, 2], r"seeds: \[1, 2\] leaves out 0; --extend keeps all that was run"),
-        ("seeds", 3, "seeds: 3 leaves out 0, 1"),
+        ("seeds", 3, r"seeds: input should be a list, such as \[1, 2\], got 3"),
         (BETA, [0.5], r"axes\.loss\.beta: \[0\.5\] leaves out 0\.1, 1"),
         ("axes.optimizer.lr", [1e-5, 1e-4], r"axes\.optimizer\.lr: --extend adds seeds and values of axes to this sweep"),
         ("base", "quickstart", "base: --extend adds seeds.*another base is another sweep, which `grpo sweep FILE` begins"),
