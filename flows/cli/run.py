@@ -278,9 +278,7 @@ def sweep(
     resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
     extend: Annotated[
         Path | None,
-        typer.Option(
-            help="Add to the sweep in this folder, and run what is new: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."
-        ),
+        typer.Option(help="Add to the sweep in this folder: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."),
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")

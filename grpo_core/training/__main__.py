@@ -136,11 +136,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
             )
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
-        journal.append(
-            "resume" if began else "start",
-            state.step,
-            {**_facts(config, session, threads, state.step), "continued_from": run_dir.read_origin().continued_from},
-        )
+        journal.append("resume" if began else "start", state.step, _facts(config, session, threads, state.step))
         with contextlib.closing(session):
             state, stopped = engine.run_steps(session, state)
         status = "stopped" if stopped else "finished"
@@ -184,6 +180,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "left_out": unreached_by(config, outline_of(policy.model)),
         "memory": None if shape is None else memory_need(needed, shape, padded=policy.path.padded).phases(),
         "steps": config.training.steps,
+        "continued_from": session.run_dir.read_origin().continued_from,
         "config": config.model_dump(mode="json"),
         **(_facts_of_several(world, on_gpu=on_gpu) if world.size > 1 else {}),
     }
