@@ -46,6 +46,11 @@ RULES = (
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="report +runs/stopped/report", instead={RUN: STOPPED}),
+    Rule(
+        pattern=r"grpo train --continue .*",
+        phrase="continues .*/runs/one after step 4",
+        instead={RUN: "runs/one", "training.steps=120": "training.steps=5"},
+    ),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),
@@ -68,6 +73,11 @@ RULES = (
     Rule(pattern=r"grpo clean( .*)?", phrase="", instead={"runs/x": "runs/one"}),
     Rule(pattern=r"grpo sweep .*--check", phrase="the sweep is valid"),
     Rule(pattern=r"grpo sweep --resume .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
+    Rule(
+        pattern=r"grpo sweep --extend .*",
+        phrase="runs +4 finished",
+        instead={SWEEP: "runs/sweep", "seeds=[0,1,2,3]": "seeds=[0,1]"},
+    ),
     Rule(pattern=r"grpo sweep .*", phrase="report +"),
     Rule(pattern=r"grpo report .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"prefect deployment run .*", not_run="needs the stack, which tests/e2e/test_stack.py starts"),
