@@ -19,8 +19,8 @@ from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import copy_prompts
 
+# Beginnings of keys that a run which continues cannot change: its weights and its prompts are the parent's.
 KEPT = ("model.", "data.", "rollout.max_prompt_tokens.", "training.engine.")
-"""Beginnings of keys that a run which continues cannot change: its weights and its prompts are the parent's."""
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
 
@@ -46,11 +46,12 @@ def continue_from(run: str, overrides: Mapping[str, Any]) -> Resolved:
     step = int(asked or there[-1])
     if kept := [key for key in overrides if f"{key}.".startswith(KEPT)]:
         raise ConfigError(
-            f"{kept[0]}: a run that continues keeps the model and the prompts of its parent; `grpo train {origin.preset} "
-            f"model.source={parent.checkpoints / checkpoint_name(step) / 'policy'} ...` begins anew with its weights"
+            f"{kept[0]}: a run that continues keeps the model and the prompts of its parent; `grpo train CONFIG "
+            f"{'model.source' if own.model.lora is None else 'model.lora.init_from'}="
+            f"{parent.checkpoints / checkpoint_name(step) / 'policy'} ...` begins anew with its weights"
         )
-    values = {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}
-    config = validate_config(apply_overrides(batch_limits(parent).applied(own).model_dump(mode="json"), values))
+    before = batch_limits(parent).applied(own).model_dump(mode="json")
+    config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
     if config.training.steps <= step:
         raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
     changes = {key: (origin.changes.get(key, was)[0], was[1]) for key, was in changes_between(own, config).items()}
@@ -85,7 +86,7 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin) -> list[str]:
     _link(parent.checkpoints / INITIAL_FILE, run_dir.parent / INITIAL_FILE)
     flush_all(run_dir.parent)
     schedule, steps, before = config.optimizer.schedule, config.training.steps, parent.read_config().training.steps
-    rate = f"optimizer.schedule: the learning rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
+    rate = f"optimizer.schedule: the rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
     return [f"continues {parent.path} after step {step}", *([rate] if schedule != "constant" and steps != before else [])]
 
 

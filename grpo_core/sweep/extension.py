@@ -36,8 +36,8 @@ def extended(stored: StoredSweep, changes: Mapping[str, Any]) -> StoredSweep:
         old, new = ((), ()) if section == "budget" else (_members(holder[name]), _members(wanted))
         if missing := [one for one in old if one not in new]:
             raise ConfigError(f"{key}: {shown(wanted)} leaves out {_some(name, missing)}; --extend keeps all that was run")
-        whole = [next((one for one in old if one == value), value) for value in new]  # 1.0 is the 1 that has runs
-        holder[name] = whole if isinstance(wanted, list) else wanted
+        # 1.0 is the 1 that has runs.
+        holder[name] = [next((o for o in old if o == one), one) for one in new] if isinstance(wanted, list) else wanted
         if added := [one for one in new if one not in old]:
             sentences.append(
                 f"{knob_name(name)}: {_some(name, added)} added after a look at {_some(name, old)} "

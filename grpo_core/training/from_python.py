@@ -214,11 +214,8 @@ def _configure(
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
         loaded = load(config, changes) if parent is None else continuing.continue_from(str(parent), changes)
-        resolved, origin = (
-            loaded.config,
-            Origin(preset=loaded.preset, changes=loaded.changes, continued_from=loaded.continued_from),
-        )
-        folders = loaded.import_from or import_folders(resolved, None if parent else str(config))
+        resolved, folders = loaded.config, loaded.import_from or import_folders(loaded.config, None if parent else str(config))
+        origin = Origin(preset=loaded.preset, changes=loaded.changes, continued_from=loaded.continued_from)
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 

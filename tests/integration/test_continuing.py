@@ -98,7 +98,7 @@ def test_a_schedule_that_ends_elsewhere_is_said(tiny_run: MakeRun, tmp_path: Pat
     train(parent)
     resolved = continue_from(str(parent.path), {"training.steps": 8})
     notes = take_over(RunDir(tmp_path / "more"), resolved.config, resolved)
-    assert notes[1] == "optimizer.schedule: the learning rate is that of cosine after step 4 of 8, no longer of 4"
+    assert notes[1] == "optimizer.schedule: the rate is that of cosine after step 4 of 8, no longer of 4"
 
 
 def test_what_cannot_be_continued_is_refused_with_the_way_on(tiny_run: MakeRun) -> None:
@@ -106,7 +106,10 @@ def test_what_cannot_be_continued_is_refused_with_the_way_on(tiny_run: MakeRun) 
     train(parent)
     own = str(parent.path)
     for overrides, fault in (
-        ({"model.dtype": "bfloat16"}, "model.dtype: a run that continues keeps the model.*model.source=.*/step_000004/policy"),
+        (
+            {"model.dtype": "bfloat16"},
+            "model.dtype: a run that continues keeps.*CONFIG model.source=.*/step_000004/policy",
+        ),
         ({"data": {}}, "data: a run that continues keeps the model and the prompts"),
         ({"training.engine": "trl"}, r"training\.engine: a run that continues"),
         ({}, r"training\.steps: 4 are done in .*; give more than 4"),

@@ -100,8 +100,11 @@ def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_pat
     done = grpo("runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     head, *rows = done.stdout.splitlines()
-    assert re.split("  +", head) == ["FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "SIZE", "STARTED"]
-    assert [line.split()[:4] for line in rows] == [["runs/new", "died", "tiny", "2/4"], ["runs/old", "finished", "tiny", "4/4"]]
+    assert re.split("  +", head) == ["FOLDER", "STATE", "SETTINGS", "DONE", "BEST ACCURACY", "SIZE", "STARTED"]
+    assert [re.split("  +", line)[:4] for line in rows] == [
+        ["runs/new", "died", "β=0.04 G=4 sync=2 seed=0 tiny", "2/4"],
+        ["runs/old", "finished", "β=0.04 G=4 sync=2 seed=0 tiny", "4/4"],
+    ]
     listed = json.loads(grpo("runs", "--json", cwd=tmp_path).stdout)
     assert [(row["path"], row["accuracy"]) for row in listed] == [("runs/new", None), ("runs/old", 0.5)]  # 0.9: at the start
     assert listed[1]["bytes"] == sum(file.stat().st_size for file in (tmp_path / "runs" / "old").rglob("*") if file.is_file())
