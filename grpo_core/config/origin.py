@@ -78,9 +78,12 @@ def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
         preset: RunConfig | None = validate_config(values) if changes else config
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
-    # What `grpo init` writes is called after its folder.
-    name = "run" if file is None else file.resolve().parent.name if file.name == "config.yaml" else file.stem
-    return Resolved(config=config, preset=name, changes=changes_between(preset, config))
+    return Resolved(
+        config=config,
+        # What `grpo init` writes is called after its folder.
+        preset="run" if file is None else file.resolve().parent.name if file.name == "config.yaml" else file.stem,
+        changes=changes_between(preset, config),
+    )
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:
@@ -128,12 +131,6 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     """
     if config.tracking.run_name:
         return config.tracking.run_name
-    knobs = (
-        f"β={config.loss.beta:g}",
-        f"G={config.rollout.group_size}",
-        f"sync={reference_moments(config) or 'never'}",
-        f"seed={config.training.seed}",
-    )
     texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
     others = [
         f"{SHORT.get(key, key)}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
@@ -141,8 +138,18 @@ def run_name(config: RunConfig, origin: Origin) -> str:
         if key not in KNOBS.values()
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
-    of_parent = [] if origin.continued_from is None else [f"after step {origin.continued_from['step']}"]
-    return " ".join([*knobs, *others[:NAMED_CHANGES], *more, origin.preset, *of_parent])
+    more += [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
+    return " ".join(
+        [
+            f"β={config.loss.beta:g}",
+            f"G={config.rollout.group_size}",
+            f"sync={reference_moments(config) or 'never'}",
+            f"seed={config.training.seed}",
+            *others[:NAMED_CHANGES],
+            *more,
+            origin.preset,
+        ]
+    )
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
