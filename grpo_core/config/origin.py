@@ -134,7 +134,7 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
     others = [
         f"{SHORT.get(key, key)}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
-        for key, text in texts.items()
+        for key, text in sorted(texts.items(), key=lambda change: change[0] not in SHORT)
         if key not in KNOBS.values()
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
