@@ -133,7 +133,7 @@ def train(
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
-        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
+        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir, continued) if value is not None])
         return
     given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
     _train(_begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri}), given, run_dir, continued)
@@ -290,7 +290,7 @@ def sweep(
     if (folder := extend or resume) is not None:
         track_at(tracking_uri)
         # Without a FILE the first override stands in its place.
-        given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
+        given = [value for value in (file, sweep_dir, *([resume] if extend else []), *(overrides or [])) if value is not None]
         _resume_sweep(folder, retry_failed, given, is_extended=extend is not None)
         return
     values = parse_overrides(overrides or [])
