@@ -324,7 +324,7 @@ def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], 
     stored = SweepDir(sweep_dir).read()  # refused before anything is started
     texts = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if not is_extended or value not in texts]:
-        way = f"; `grpo sweep --extend {sweep_dir} '{other[0]}'` adds seeds, values or trials" if texts else ""
+        way = f"; `grpo sweep --extend {sweep_dir} '{texts[0]}'` adds to it" if texts and not is_extended else ""
         raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
     changes = parse_overrides(texts)
     if changes:

@@ -17,6 +17,7 @@ from grpo_core.config import Origin
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import path_argument, resume_command
+from tests.support.sweeps import stored_sweep
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., RunDir]
@@ -89,6 +90,16 @@ def test_a_path_is_one_word_that_a_shell_reads_back(name: str) -> None:
     word = path_argument(Path(name))
     done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert Path(done.stdout.decode()) == Path(name)
+
+
+def test_what_cannot_be_resumed_so_is_told_how_it_goes_on(make: Make, tmp_path: Path) -> None:
+    run_dir, stored = make("one"), stored_sweep(tmp_path)
+    more = grpo("train", "--resume", str(run_dir.path), "training.steps=120")
+    assert (more.returncode, "`grpo train --continue runs/<run> training.steps=120`" in more.stderr) == (2, True)
+    seeds = grpo("sweep", "--resume", str(stored.dir.path), "seeds=[0,1,2]")
+    assert (seeds.returncode, f"`grpo sweep --extend {stored.dir.path} 'seeds=[0,1,2]'`" in seeds.stderr) == (2, True)
+    both = grpo("train", "--resume", str(run_dir.path), "--continue", "other")
+    assert (both.returncode, "leave out other" in both.stderr) == (2, True)
 
 
 def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_path: Path) -> None:
