@@ -114,7 +114,7 @@ class SweepDir(FlowDir):
                 plan=make_plan({**file["sweep"], "base": str(base)}),
                 base=base,
                 import_from=tuple(file["import_from"]),
-                extensions=tuple(file["extensions"]),
+                extensions=tuple(file.get("extensions", ())),
             )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
