@@ -31,20 +31,22 @@ def grpo_sweep(*, sweep: SweepFile, overrides: Overrides = NO_OVERRIDES, sweep_d
 
 @form
 @flow(name="grpo-sweep", flow_run_name="{sweep_dir}, resumed")
-def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary:
+def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False, extend: Overrides = NO_OVERRIDES) -> SweepSummary:
     """Resume an interrupted sweep: finished runs are not run again, interrupted ones are resumed, the search continues.
 
     Args:
         sweep_dir: Folder of the sweep.
         retry_failed: Run those that have failed once more.
+        extend: What is added first, for example {"seeds": [0, 1, 2, 3]}, {"axes.loss.beta": [0.1, 1, 4]} or {"trials": 30}:
+            whole lists, which have all that there is.
     """
-    return run_sweep(Path(sweep_dir), retry_failed)
+    return run_sweep(Path(sweep_dir), retry_failed, extend)
 
 
 @ends_when_asked
-def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
-    """Do what is left to do of the sweep in a folder."""
-    with hold_sweep(sweep_path) as stored:
+def run_sweep(sweep_path: Path, retry_failed: bool = False, extend: Overrides = NO_OVERRIDES) -> SweepSummary:
+    """Do what is left to do of the sweep in a folder, and what `extend` adds to it."""
+    with hold_sweep(sweep_path, extend) as stored:
         tag_sweep(stored)
         tracked = track_sweep(stored)
         with end_sweep(tracked):

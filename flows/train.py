@@ -47,6 +47,7 @@ def grpo(
     overrides: Overrides = NO_OVERRIDES,
     name: Name | None = None,
     run_dir: str | None = None,
+    continue_from: Name | None = None,
 ) -> RunSummary:
     """Train a policy with GRPO and report the result.
 
@@ -62,10 +63,12 @@ def grpo(
         overrides: Any other keys, for example {"training.steps": 20, "optimizer.lr": 2e-6}.
         name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is swept or overridden.
         run_dir: Folder of the run; left out, a new one under `runs/`.
+        continue_from: Folder of a run from whose newest checkpoint the new one goes on, or `FOLDER@40`. Its configuration is
+            that run's, and `config` is not read.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed, "name": name}
     values = merge_knobs(knobs, overrides, {**KNOBS, **NAME_KEY})
-    return run_training(open_run(config, values, Path(run_dir) if run_dir else None), is_new=True)
+    return run_training(open_run(config, values, Path(run_dir) if run_dir else None, continue_from), is_new=True)
 
 
 @form

@@ -44,7 +44,7 @@ def runs(
     elif not listed:
         echo(f"no runs in {folder}")
     else:
-        rows = [("FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"), *map(_cells, listed)]
+        rows = [("FOLDER", "STATE", "SETTINGS", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"), *map(_cells, listed)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -65,7 +65,7 @@ def _cells(entry: "Listed") -> tuple[str, ...]:
     return (
         visible(str(entry.path)),
         entry.state,
-        visible(f"{entry.preset} (sweep)" if of_sweep else entry.preset),
+        visible(f"{entry.preset} (sweep)" if of_sweep else entry.name or entry.preset),
         done,
         "" if entry.accuracy is None else f"{entry.accuracy:.3f}",
         str(entry.alerts or ""),

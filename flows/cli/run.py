@@ -29,6 +29,7 @@ from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import is_reported, path_argument
 from grpo_core.run.summary import run_status
 from grpo_core.run.warm import warmed
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
@@ -123,6 +124,15 @@ def train(
         typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
     ] = None,
     *,
+    continued: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            help="Go on from the newest checkpoint of the run in this folder, or with FOLDER@40 from that after step 40, in a "
+            "new run. No CONFIG is given then, but what differs: training.steps=120 optimizer.lr=1e-6.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Without Prefect and MLflow; `grpo track` sends the run to MLflow afterwards.")
     ] = False,
@@ -132,35 +142,41 @@ def train(
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
-        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir) if value is not None])
+        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir, continued) if value is not None])
         return
-    begun, values = _begun(config, {"--repair": repair, "--tracking-uri": tracking_uri}), parse_overrides(overrides or [])
-    (_train_plainly if plain else _train)(begun, values, run_dir)
+    given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
+    begun = _begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
+    (_train_plainly if plain else _train)(begun, given, run_dir, continued)
 
 
-def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
+    from grpo_core.run.continuing import continue_from
     from grpo_core.run.summary import compare_evaluations, describe_result
     from grpo_core.training.from_python import train as train_here
 
-    with warmed(child_environment()), working_in_new(run_dir, load(config, values).preset, "run") as folder:
-        run = train_here(config, overrides=values, run_dir=folder)
+    preset = (load(config, values) if parent is None else continue_from(parent, values)).preset
+    with warmed(child_environment()), working_in_new(run_dir, preset, "run") as folder:
+        run = train_here(config, overrides=values, run_dir=folder, continue_from=parent)
     facts = describe_result(run.records, compare_evaluations(RunDir(folder)))
     echo_result(facts, (("MLflow", f"grpo track {folder}"),), ())
 
 
-def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
+    from grpo_core.run.continuing import continue_from
     from grpo_core.run.preflight import require_start
 
-    resolved = load(config, values)  # refused before anything is made or started
+    # Refused before anything is made or started.
+    resolved = load(config, values) if parent is None else continue_from(parent, values)
+    folders = resolved.import_from or import_folders(resolved.config, None if parent else config)
     with warmed(child_environment(), also_evaluates=resolved.config.tracking.parent is None):
-        started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
+        started = require_start(resolved.config, folders, run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
             echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
             with imported("flows.train", "mlflow"):
                 use_stack()
             from flows.train import grpo
 
-            _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+            _show(grpo(config=config, overrides=values, run_dir=str(folder), continue_from=parent))
 
 
 @contextlib.contextmanager
@@ -299,16 +315,24 @@ def sweep(
     *,
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    extend: Annotated[
+        Path | None,
+        typer.Option(help="Add to the sweep in this folder: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
-    values = parse_overrides(overrides or [])
-    if resume is not None:
+    if (folder := extend or resume) is not None:
         track_at(tracking_uri)
-        _resume_sweep(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
+        # Without a FILE the first override stands in its place.
+        given = [value for value in (file, sweep_dir, *([resume] if extend else []), *(overrides or [])) if value is not None]
+        _resume_sweep(folder, retry_failed, given, is_extended=extend is not None)
         return
+    values = parse_overrides(overrides or [])
     file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
     plan = load_sweep(file, values)  # refused before anything is made or started
     if dry_run:
@@ -323,7 +347,7 @@ def sweep(
         _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
 
 
-def _require_runs(plan: Plan) -> None:
+def _require_runs(plan: Plan, folders: tuple[str, ...] = ()) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
     from grpo_core.run.places import require_places
     from grpo_core.run.preflight import require_start
@@ -332,18 +356,23 @@ def _require_runs(plan: Plan) -> None:
         require_places(plan.configs)
         kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
         for config in kinds.values():
-            require_start(config, import_folders(config, plan.sweep.base))
+            require_start(config, folders or import_folders(config, plan.sweep.base))
 
 
-def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[object]) -> None:
-    if given:
-        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {given[0]}")
-    SweepDir(sweep_dir).read()  # refused before anything is started
+def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], *, is_extended: bool) -> None:
+    stored = SweepDir(sweep_dir).read()  # refused before anything is started
+    texts = [value for value in given if isinstance(value, str) and "=" in value]
+    if other := [value for value in given if not is_extended or value not in texts]:
+        way = f"; `grpo sweep --extend {sweep_dir} '{texts[0]}'` adds to it" if texts and not is_extended else ""
+        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
+    changes = parse_overrides(texts)
+    if changes:
+        _require_runs(extended(stored, changes).plan, stored.import_from)
     with working_in(sweep_dir):
         use_stack()
         from flows.sweep import resume_sweep
 
-        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed))
+        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed, extend=changes))
 
 
 def _show_sweep(summary: "SweepSummary") -> None:

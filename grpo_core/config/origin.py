@@ -18,6 +18,13 @@ from grpo_core.errors import ConfigError, name_of
 
 NAMED_CHANGES = 2
 """How many changes beside the knobs a name holds."""
+# What frequently changed keys are called in a name.
+SHORT = {
+    "rollout.num_prompts_per_step": "P",
+    "rollout.max_completion_tokens": "tokens",
+    "optimizer.lr": "lr",
+    "training.steps": "steps",
+}
 NAMED_CHARACTERS = 24
 """Longer values are cut in a name."""
 
@@ -31,6 +38,9 @@ class Origin:
     """{key.path: (the preset's value, the run's value)}."""
     import_from: tuple[str, ...] = ()
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
+    continued_from: Mapping[str, str | int | None] | None = None
+    """Of a run that continues another one: that `run`'s folder, its `mlflow_run_id`, the `step`, and the SHA-256 of the
+    `checkpoint`'s manifest."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -77,7 +87,12 @@ def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
         preset: RunConfig | None = validate_config(values) if changes else config
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
-    return Resolved(config=config, preset="run" if file is None else file.stem, changes=changes_between(preset, config))
+    return Resolved(
+        config=config,
+        # What `grpo init` writes is called after its folder.
+        preset="run" if file is None else file.resolve().parent.name if file.name == "config.yaml" else file.stem,
+        changes=changes_between(preset, config),
+    )
 
 
 def read_beside(file: Path) -> dict[str, Any]:
@@ -134,29 +149,32 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
 def run_name(config: RunConfig, origin: Origin) -> str:
     """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
 
-    What was changed of the preset comes first: lists cut the end of a name.
+    The swept settings come first, always in this order, then what else was changed of the preset: lists cut the end of a name.
 
     >>> run_name(RunConfig(), Origin(preset="quickstart", changes={"training.seed": (0, 0), "training.steps": (5, 20)}))
-    'seed=0 training.steps=20 β=0.04 G=8 sync=never quickstart'
+    'β=0.04 G=8 sync=never seed=0 steps=20 quickstart'
     """
     if config.tracking.run_name:
         return config.tracking.run_name
-    knobs = {
-        KNOBS["beta"]: f"β={config.loss.beta:g}",
-        KNOBS["group_size"]: f"G={config.rollout.group_size}",
-        KNOBS["ref_sync_steps"]: f"sync={reference_moments(config) or 'never'}",
-        KNOBS["seed"]: f"seed={config.training.seed}",
-    }
     texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
     others = [
-        f"{key}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
-        for key, text in texts.items()
-        if key not in knobs
+        f"{SHORT.get(key, key)}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
+        for key, text in sorted(texts.items(), key=lambda change: change[0] not in SHORT)
+        if key not in KNOBS.values()
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
-    changed = [text for key, text in knobs.items() if key in origin.changes]
-    kept = [text for key, text in knobs.items() if key not in origin.changes]
-    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset])
+    more += [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
+    return " ".join(
+        [
+            f"β={config.loss.beta:g}",
+            f"G={config.rollout.group_size}",
+            f"sync={reference_moments(config) or 'never'}",
+            f"seed={config.training.seed}",
+            *others[:NAMED_CHANGES],
+            *more,
+            origin.preset,
+        ]
+    )
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")

@@ -230,8 +230,12 @@ def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
     trained = [parameter for group in trainable.optimizer.param_groups for parameter in group["params"]]
     for number, moments in saved["optimizer"]["state"].items():
         moments.update({name: as_rows(trained[number], moment) for name, moment in moments.items() if moment.ndim})
-    trainable.optimizer.load_state_dict(saved["optimizer"])
-    trainable.schedule.load_state_dict(saved["schedule"])
+    # What a configuration says is the run's own, which may be another than that of the run with whose checkpoint it began.
+    schedule, done = trainable.schedule, saved["schedule"]["last_epoch"]
+    rates = [lr * factor(done) for lr, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    schedule.load_state_dict({**saved["schedule"], "base_lrs": schedule.base_lrs, "_last_lr": rates})
+    groups = zip(trainable.optimizer.state_dict()["param_groups"], rates, strict=True)
+    trainable.optimizer.load_state_dict(saved["optimizer"] | {"param_groups": [{**one, "lr": lr} for one, lr in groups]})
     policy.load(weights)
     reference.restore(
         initial,

@@ -13,6 +13,7 @@ summary.json                what the run reached; a flow that has written it is 
 eval/  report/              results of evaluations; the report of a folder that holds an evaluation alone
 original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
 source/                     of an evaluation: what was downloaded of the run that made the policy
+parent/                     of a run that continues another one: the checkpoint with which it begins
 passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
 process.json  train.log     process id of the training process while it runs; its output
 ranks/                      why processes of a training that has several have failed
@@ -65,6 +66,7 @@ class RunDir(FlowDir):
     page = Place("index.html")
     summary_file = Place("summary.json")
     original = Place("original")
+    parent = Place("parent")
     source = Place("source")
 
     def completions_file(self, step: int) -> Path:
@@ -113,9 +115,10 @@ class RunDir(FlowDir):
         """
         self.require_ours()
         self.refuse_second_run()
-        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.source, self.ranks)
+        folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.parent, self.source)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file, self.page)
-        for place in (*folders, *settings, self.given, self.tracking_file, self.alerts_file, self.process_file, self.stop_file):
+        logs = (self.given, self.ranks, self.tracking_file, self.alerts_file, self.process_file, self.stop_file)
+        for place in (*folders, *settings, *logs):
             remove(place)
 
     def refuse_second_run(self) -> None:
@@ -319,7 +322,7 @@ def change_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
     return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
 
 
-def passes_to_change(values: Mapping[str, Any], instead: str = "grpo train --continue RUN") -> dict[str, int]:
+def passes_to_change(values: Mapping[str, Any], instead: str | None = None) -> dict[str, int]:
     """Return what a resume is to change, by field, of overrides; `instead` is the command that begins a run with others.
 
     Raises:
@@ -331,7 +334,7 @@ def passes_to_change(values: Mapping[str, Any], instead: str = "grpo train --con
             lowered, others = (" and ".join(f"training.{name}" for name in names) for names in (FIELDS, PROCESS_FIELDS))
             raise ConfigError(
                 f"{key}: a run keeps the configuration with which it began; a resume may lower {lowered}, and set {others}; "
-                f"a new run goes on from its weights: `{instead}`"
+                f"a new run goes on from its weights: `{instead or f'grpo train --continue runs/<run> {key}={value}'}`"
             )
         if type(value) is not int or value < 1:
             raise ConfigError(f"{key}: {shown(value)} is not a whole number of at least 1")

@@ -96,7 +96,8 @@ def check_run(run_dir: RunDir) -> CheckedJournal:
     if changes:
         found = ", ".join(f"{key} is {shown(new)}, was {shown(old)}" for key, (old, new) in changes.items())
         raise ConfigError(
-            f"{run_dir.config_file}: changed since the run began: {found}; write the old values back, or start a new run"
+            f"{run_dir.config_file}: changed since the run began: {found}; write the old values back, and give others to a new "
+            "run: `grpo train --continue runs/<run> key=value` goes on from its weights"
         )
     return intact
 

@@ -69,11 +69,20 @@ class SweepDir(FlowDir):
         self.refuse_second_sweep()
         self.mark("sweep")
         base = self.path / f"{plan.preset}.yaml"
-        sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
         with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
             write_whole(base, dump_yaml(plan.base))
-            write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep, "import_from": import_from})
+            self.write(StoredSweep(dir=self, id=sweep_id, name=name, plan=plan, base=base, import_from=import_from))
+
+    def write(self, stored: "StoredSweep") -> None:
+        """Write the sweep itself; whoever reads it, also after a kill, finds all of it or what was there before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": {}}
+        facts = {"id": stored.id, "name": stored.name, "import_from": stored.import_from, "extensions": stored.extensions}
+        write_json(self.sweep_file, {**facts, "sweep": sweep})
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -105,6 +114,7 @@ class SweepDir(FlowDir):
                 plan=make_plan({**file["sweep"], "base": str(base)}),
                 base=base,
                 import_from=tuple(file["import_from"]),
+                extensions=tuple(file.get("extensions", ())),
             )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
@@ -139,6 +149,8 @@ class StoredSweep:
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
     """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
+    extensions: tuple[str, ...] = ()
+    """What was added to it after its first runs: a sentence each, which its report says."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

@@ -116,7 +116,7 @@ def collect(stored: StoredSweep) -> SweepRuns:
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
         by_prompt=by_prompt,
-        notes=(*plan.notes, *of_journals),
+        notes=(*stored.extensions, *plan.notes, *of_journals),
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",

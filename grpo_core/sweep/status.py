@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from grpo_core.config import run_name
 from grpo_core.errors import GrpoError, cause
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE
 from grpo_core.machine.disk import folder_bytes
@@ -49,6 +50,7 @@ class Listed:
     state: str = "damaged"
     """Of a run as `RunStatus.state`, of a sweep as `SweepStatus.state`; `running` while a flow works in it; `damaged`."""
     preset: str = ""
+    name: str = ""  # of a run: its settings and its preset
     done: int = 0
     """Steps of a run, runs of a sweep."""
     total: int = 0
@@ -163,7 +165,12 @@ def _of_run(run_dir: RunDir, kind: str) -> dict[str, Any]:
     if not run_dir.config_file.exists() and not run_dir.journal_file.exists():
         return {"state": "not started"}
     journal = check_run(run_dir)
-    facts = {"preset": run_dir.read_origin().preset, "accuracy": best_accuracy(journal.history)}
+    origin = run_dir.read_origin()
+    facts = {
+        "preset": origin.preset,
+        "name": run_name(run_dir.read_config(), origin),
+        "accuracy": best_accuracy(journal.history),
+    }
     if kind == "evaluation":
         return {**facts, "state": "finished" if any(run_dir.eval.glob("*.json")) else "died"}
     status, resume = run_status(run_dir, journal), resume_command(run_dir, journal=journal)

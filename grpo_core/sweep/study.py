@@ -8,7 +8,7 @@ killed between two keys of one trial.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -18,7 +18,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, raised_as
-from grpo_core.sweep.arms import Arm, grid
+from grpo_core.sweep.arms import Arm, Values, grid
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import STUDY_VARIABLE, Range, SweepConfig
@@ -31,11 +31,11 @@ CONSTRAINT = "over_bound"
 class ArmSampler(RandomSampler):
     """Suggests each key of each trial by itself, with a fresh generator."""
 
-    def __init__(self, sweep: SweepConfig) -> None:
-        """Take the sampler of a sweep."""
+    def __init__(self, sweep: SweepConfig, chosen: Sequence[Values]) -> None:
+        """Take the sampler of a sweep; of a grid, the arms that were chosen before its axes had more values come first."""
         super().__init__()
         self._sweep = sweep
-        self._grid = tuple(grid(sweep)) if sweep.sampler == "grid" else ()
+        self._grid = [*chosen, *(one for one in grid(sweep) if one not in chosen)] if sweep.sampler == "grid" else []
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -75,9 +75,16 @@ class SweepStudy:
         with raised_as(SweepError, f"study: {kept_uri(url)} cannot be used ({{cause}}); {remedy}", Exception):
             # SQLAlchemy and its drivers raise unrelated types.
             self._storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-            if not stored.dir.arms_file.exists():
-                optuna.create_study(storage=self._storage, study_name=stored.id, direction="maximize", load_if_exists=True)
-            self._study = optuna.load_study(storage=self._storage, study_name=stored.id, sampler=ArmSampler(sweep))
+            chosen, is_grid = stored.dir.read_arms(), sweep.sampler == "grid"
+            # The values of an axis are fixed in a study, so a grid to which some were added has a new one.
+            name = f"{stored.id}-{len(stored.extensions)}" if is_grid and stored.extensions else stored.id
+            if is_grid or not stored.dir.arms_file.exists():
+                optuna.create_study(storage=self._storage, study_name=name, direction="maximize", load_if_exists=True)
+            self._study = optuna.load_study(
+                storage=self._storage, study_name=name, sampler=ArmSampler(sweep, [arm.values for arm in chosen.values()])
+            )
+            while is_grid and len(self._study.trials) < len(chosen):
+                self.ask()
 
     def close(self) -> None:
         """Close the connections to the storage."""

@@ -186,6 +186,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
             *few_prompts(config, len(session.train_prompts), len(session.eval_prompts)),
         ],
         "steps": config.training.steps,
+        "continued_from": session.run_dir.read_origin().continued_from,
         "config": config.model_dump(mode="json"),
         **(_facts_of_several(world, on_gpu=on_gpu) if world.size > 1 else {}),
     }

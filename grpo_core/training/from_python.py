@@ -32,6 +32,7 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import weights_digest
+from grpo_core.run import continuing
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
@@ -144,6 +145,7 @@ def train(
     run_dir: Path | str | None = None,
     evaluate: bool = True,
     progress: bool = True,
+    continue_from: Path | str | None = None,
 ) -> "Run":
     """Train a policy and return its run.
 
@@ -159,14 +161,17 @@ def train(
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
+        continue_from: folder of a run from whose newest checkpoint this one goes on, or `FOLDER@40`; `config` is not read, and
+            `overrides` are what differs from that run, for example `{"training.steps": 120}`.
 
     Raises:
         ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.
-        JournalError: the folder holds a run already or is not ours, or what the run needs does not fit on its disk.
+        JournalError: the folder holds a run already or is not ours, what the run needs does not fit on its disk, or there is no
+            checkpoint to continue from.
         TrainingError: the training failed; the message is its cause.
     """
     settings, files = given_settings(rewards, data, model)
-    resolved, origin = _configure(config, overrides, settings)
+    resolved, origin = _configure("" if continue_from is not None else config, overrides, settings, continue_from)
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         if files:
             given = durable_folder(folder.given).resolve()
@@ -177,8 +182,9 @@ def train(
             source = settings["data.source"].replace("file:", f"file:{folder.given.resolve()}/")
             resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
         warnings = require_start(resolved, origin.import_from, folder.path, is_tracked=False)
+        notes = [*continuing.take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
         folder.create(resolved, origin)
-    return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
+    return _run(folder, evaluate, progress, is_new=True, notes=notes)
 
 
 def resume_training(
@@ -213,16 +219,19 @@ def resume_training(
 
 
 def _configure(
-    config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str], given: Mapping[str, Any]
+    config: RunConfig | Path | str,
+    overrides: Mapping[str, Any] | Iterable[str],
+    given: Mapping[str, Any],
+    parent: Path | str | None,
 ) -> tuple[RunConfig, Origin]:
     changes = {**given, **as_overrides(overrides)}
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
-        loaded = load(config, changes)
-        resolved, origin = loaded.config, Origin(preset=loaded.preset, changes=loaded.changes)
-        folders = import_folders(resolved, str(config))
+        loaded = load(config, changes) if parent is None else continuing.continue_from(str(parent), changes)
+        resolved, folders = loaded.config, loaded.import_from or import_folders(loaded.config, None if parent else str(config))
+        origin = Origin(preset=loaded.preset, changes=loaded.changes, continued_from=loaded.continued_from)
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     # A run is named after what was changed of its preset, and not after what is its user's in any case.
     named = {key: values for key, values in origin.changes.items() if not key.startswith(tuple(given))}

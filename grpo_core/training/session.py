@@ -1,6 +1,6 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -124,6 +124,8 @@ class Session:
         """
         checkpoint = self.world.on_first(self._newest_checkpoint)
         state = FRESH if checkpoint is None else restore(checkpoint, self.trainable)
+        if checkpoint is not None and checkpoint.parent == self.run_dir.parent:
+            state = replace(state, best_step=None, best_accuracy=None)  # the best of the run that it continues is not here
         records = read_records(self.run_dir.journal_file)
         for record in supersede(records):
             if record.step <= state.step:
@@ -137,7 +139,8 @@ class Session:
 
     def _newest_checkpoint(self) -> Path | None:
         damaged = dict[Path, str]()
-        for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
+        # The run that this one continues has left its last resort.
+        for checkpoint in reversed([*list_checkpoints(self.run_dir.parent), *list_checkpoints(self.run_dir.checkpoints)]):
             try:
                 verify_checkpoint(checkpoint)
             except ModelError as error:

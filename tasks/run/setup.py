@@ -26,6 +26,7 @@ from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
+from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, take_over
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
@@ -40,8 +41,6 @@ from tasks.run.progress import say
 from tasks.tracking.fetch import fetch_policy, fetch_records, is_mlflow_run
 from tasks.tracking.store import refuse_foreign
 
-NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
-"""What a run that is made of another one does not take over: it is not one of the sweep's."""
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
 EVALUATION = "evaluation"
@@ -51,25 +50,33 @@ Repair = Literal["cut"]
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
-def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -> Path:
+def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, parent: str | None = None) -> Path:
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
+
+    With a `parent` the run continues that one, and `config` is not read.
 
     Raises:
         ConfigError: the configuration is refused, runs code that a deployment may not run, or has more processes than there
             are slots or GPUs here.
         SamplerError: its vLLM server cannot be used.
-        JournalError: the folder already holds another run.
+        JournalError: the folder already holds another run, or the parent has no checkpoint.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
         return earlier
-    resolved = load_allowed(config, overrides)
+    if parent is not None:
+        check_root(Path(parent), "continue_from")
+    resolved = load_allowed(config, overrides) if parent is None else continue_from(parent, overrides)
     require_sampler([resolved.config])
     require_places([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
-    folders = () if is_deployed() else import_folders(resolved.config, config)
-    origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders)
+    folders = () if is_deployed() else resolved.import_from or import_folders(resolved.config, None if parent else config)
+    origin = Origin(
+        preset=resolved.preset, changes=resolved.changes, import_from=folders, continued_from=resolved.continued_from
+    )
     with new_run(run_path, origin.preset, "run") as run_dir:
+        for note in take_over(run_dir, resolved.config, origin):
+            say(note)
         run_dir.create(resolved.config, origin)
         claim(run_dir.path)
     return run_dir.path

@@ -22,6 +22,7 @@ from grpo_core.run.places import require_places
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Launcher
+from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
@@ -78,22 +79,24 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
 
 
 @contextlib.contextmanager
-def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
-    """Keep every other flow out of a sweep while inside.
+def hold_sweep(sweep_path: Path, changes: Mapping[str, Any] | None = None) -> Iterator[StoredSweep]:
+    """Keep every other flow out of a sweep while inside; seeds, values or trials that `changes` add are written down first.
 
     Raises:
         SweepError: it is none.
-        ConfigError: an arm runs code that a deployment may not run.
+        ConfigError: an arm runs code that a deployment may not run, or `changes` do more than to add.
         TrackingError: it is resumed, and tracked at an address that is not ours.
         FolderError: another flow works on it, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
-    stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
+    stored = extended(SweepDir(sweep_path).read(), changes or {})  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
     uri = stored.plan.configs[0].tracking.uri
     if uri is not None and stored.dir.arms_file.exists():  # it is resumed
         refuse_foreign(stored.dir, "sweep.json", uri)
     with stored.dir.locked():
+        if changes:
+            stored.dir.write(stored)
         yield stored
 
 

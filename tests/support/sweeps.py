@@ -1,15 +1,18 @@
 """Sweeps in a folder as they are left: new ones, with arms that were chosen, and with runs as their trainings write them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import Origin, RunConfig
+from grpo_core.config import Origin, RunConfig, apply_overrides, validate_config
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, grid
+from grpo_core.sweep.campaign import Campaign, Ended, Job
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.plan import make_plan
+from grpo_core.sweep.study import SweepStudy
 
 STEPS = 3
 """Of each run of a new sweep, unless its keys say another number."""
@@ -50,3 +53,49 @@ def write_run(
     if end is not None:
         journal.append("end", last, {"status": end, "reason": None})
     journal.close()
+
+
+Key = tuple[int, int]
+
+
+class Launcher:
+    """Ends every run at the next poll: as it was told for its key, else finished."""
+
+    outlives_the_sweep = False
+
+    def __init__(self, base: Any, endings: dict[Key, list[dict[str, Any]]]) -> None:
+        self.started: list[Job] = []
+        self._base, self._endings = base, endings
+        self._jobs: list[Job] = []
+
+    def start(self, job: Job) -> None:
+        self.started.append(job)
+        self._jobs.append(job)
+
+    def poll(self) -> list[Ended]:
+        jobs, self._jobs = self._jobs, []
+        return [self._end(job) for job in jobs]
+
+    def interrupt(self) -> None:
+        """Nothing runs."""
+
+    def _end(self, job: Job) -> Ended:
+        if endings := self._endings.get(job.key):
+            return Ended(job=job, **endings.pop(0))
+        keys = {key: value for key, value in job.overrides.items() if not key.startswith("tracking.")}
+        config = validate_config(apply_overrides(self._base, keys))
+        write_run(job.run_dir, config, lambda step: {"reward/mean": 0.1 * job.arm + step}, STEPS)
+        return Ended(job=job)
+
+
+def run_all(
+    stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]], kind: type[Launcher] = Launcher
+) -> tuple[list[Job], list[str], set[int]]:
+    """Run a sweep to its end; return what it started, its lines, and the arms of the study that are still open."""
+    study, launcher, lines = SweepStudy(stored), kind(stored.plan.base, endings), list[str]()
+    reports = {"report_line": lines.append, "report_percent": lambda _: None}
+    campaign = Campaign(stored, study, stored.dir.read_outcomes(), launcher, tracking={"tracking.parent": "parent"}, **reports)
+    while campaign.proceed():
+        campaign._next_look = 0.0
+    with closing(study):
+        return launcher.started, lines, study.open_arms()

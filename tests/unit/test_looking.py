@@ -17,6 +17,7 @@ from grpo_core.config import Origin
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import path_argument, resume_command
+from tests.support.sweeps import stored_sweep
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., RunDir]
@@ -90,6 +91,16 @@ def test_a_path_is_one_word_that_a_shell_reads_back(name: str) -> None:
     assert Path(done.stdout.decode()) == Path(name)
 
 
+def test_what_cannot_be_resumed_so_is_told_how_it_goes_on(make: Make, tmp_path: Path) -> None:
+    run_dir, stored = make("one"), stored_sweep(tmp_path)
+    more = grpo("train", "--resume", str(run_dir.path), "training.steps=120")
+    assert (more.returncode, "`grpo train --continue runs/<run> training.steps=120`" in more.stderr) == (2, True)
+    seeds = grpo("sweep", "--resume", str(stored.dir.path), "seeds=[0,1,2]")
+    assert (seeds.returncode, f"`grpo sweep --extend {stored.dir.path} 'seeds=[0,1,2]'`" in seeds.stderr) == (2, True)
+    both = grpo("train", "--resume", str(run_dir.path), "--continue", "other")
+    assert (both.returncode, "leave out other" in both.stderr) == (2, True)
+
+
 def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_path: Path) -> None:
     for name, facts in {"old": {"steps": 4, "end": "finished"}, "new": {}}.items():
         make(name, **facts)
@@ -99,8 +110,11 @@ def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_pat
     done = grpo("runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     head, *rows = done.stdout.splitlines()
-    assert re.split("  +", head) == ["FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"]
-    assert [line.split()[:4] for line in rows] == [["runs/new", "died", "tiny", "2/4"], ["runs/old", "finished", "tiny", "4/4"]]
+    assert re.split("  +", head) == ["FOLDER", "STATE", "SETTINGS", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"]
+    assert [re.split("  +", line)[:4] for line in rows] == [
+        ["runs/new", "died", "β=0.04 G=4 sync=2 seed=0 tiny", "2/4"],
+        ["runs/old", "finished", "β=0.04 G=4 sync=2 seed=0 tiny", "4/4"],
+    ]
     listed = json.loads(grpo("runs", "--json", cwd=tmp_path).stdout)
     assert [(row["path"], row["accuracy"]) for row in listed] == [("runs/new", None), ("runs/old", 0.5)]  # 0.9: at the start
     assert listed[1]["bytes"] == sum(file.stat().st_size for file in (tmp_path / "runs" / "old").rglob("*") if file.is_file())

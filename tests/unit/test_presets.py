@@ -66,12 +66,13 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
     [
         ({}, "β=0.04 G=6 sync=12 seed=0 quickstart"),
         ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β=0 G=8 sync=10 seed=0 quickstart"),
-        ({"reference.sync_steps": None, "training.seed": 2}, "sync=never seed=2 β=0.04 G=6 quickstart"),
-        ({"training.steps": 20, "tracking.experiment": "x"}, "training.steps=20 β=0.04 G=6 sync=12 seed=0 quickstart"),
-        ({"training.steps": 20, "training.seed": 2}, "seed=2 training.steps=20 β=0.04 G=6 sync=12 quickstart"),
+        ({"reference.sync_steps": None, "training.seed": 2}, "β=0.04 G=6 sync=never seed=2 quickstart"),
+        ({"training.steps": 20, "tracking.experiment": "x"}, "β=0.04 G=6 sync=12 seed=0 steps=20 quickstart"),
+        ({"model.source": "m" * 40}, f"β=0.04 G=6 sync=12 seed=0 model.source={'m' * 23}… quickstart"),
+        ({"training.steps": 20, "training.seed": 2}, "β=0.04 G=6 sync=12 seed=2 steps=20 quickstart"),
         (
             {"training.steps": 20, "data.size": 500, "model.source": "m" * 40, "optimizer.lr": 1e-4},
-            f"model.source={'m' * 23}… data.size=500 +2 more β=0.04 G=6 sync=12 seed=0 quickstart",
+            "β=0.04 G=6 sync=12 seed=0 lr=0.0001 steps=20 +2 more quickstart",
         ),
     ],
 )

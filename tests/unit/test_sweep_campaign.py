@@ -1,65 +1,18 @@
 """The loop over a sweep's runs, with a launcher that runs nothing: what it starts, retries, prunes, writes down and reports."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.config import apply_overrides, validate_config
+from grpo_core.config import validate_config
 from grpo_core.machine.gpus import visible_gpus
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.campaign import Campaign, Ended, Job, gpu_variables, prune_reason, rungs
-from grpo_core.sweep.folder import StoredSweep
+from grpo_core.sweep.campaign import Ended, gpu_variables, prune_reason, rungs
 from grpo_core.sweep.schema import PrunerConfig
-from grpo_core.sweep.study import SweepStudy
-from tests.support.sweeps import STEPS, stored_sweep, write_run
+from tests.support.sweeps import STEPS, Launcher, run_all, stored_sweep, write_run
 
-Key = tuple[int, int]
 LOST = {"failure": "its process was lost", "crashed": True}
-
-
-class Launcher:
-    """Ends every run at the next poll: as it was told for its key, else finished."""
-
-    outlives_the_sweep = False
-
-    def __init__(self, base: Any, endings: dict[Key, list[dict[str, Any]]]) -> None:
-        self.started: list[Job] = []
-        self._base, self._endings = base, endings
-        self._jobs: list[Job] = []
-
-    def start(self, job: Job) -> None:
-        self.started.append(job)
-        self._jobs.append(job)
-
-    def poll(self) -> list[Ended]:
-        jobs, self._jobs = self._jobs, []
-        return [self._end(job) for job in jobs]
-
-    def interrupt(self) -> None:
-        """Nothing runs."""
-
-    def _end(self, job: Job) -> Ended:
-        if endings := self._endings.get(job.key):
-            return Ended(job=job, **endings.pop(0))
-        keys = {key: value for key, value in job.overrides.items() if not key.startswith("tracking.")}
-        config = validate_config(apply_overrides(self._base, keys))
-        write_run(job.run_dir, config, lambda step: {"reward/mean": 0.1 * job.arm + step}, STEPS)
-        return Ended(job=job)
-
-
-def run_all(
-    stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]], kind: type[Launcher] = Launcher
-) -> tuple[list[Job], list[str], set[int]]:
-    """Run a sweep to its end; return what it started, its lines, and the arms of the study that are still open."""
-    study, launcher, lines = SweepStudy(stored), kind(stored.plan.base, endings), list[str]()
-    reports = {"report_line": lines.append, "report_percent": lambda _: None}
-    campaign = Campaign(stored, study, stored.dir.read_outcomes(), launcher, tracking={"tracking.parent": "parent"}, **reports)
-    while campaign.proceed():
-        campaign._next_look = 0.0
-    with closing(study):
-        return launcher.started, lines, study.open_arms()
 
 
 def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
