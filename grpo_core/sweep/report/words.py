@@ -1,6 +1,6 @@
-"""The answer of a sweep in plain lines: the best arm, what each knob changes, the drift, and what so few seeds can show.
+"""How sure each statement about a sweep is: the best setting, each parameter, the drift, and what so few seeds can show.
 
-The lines are made from the same objects as the tables.
+The sentences are made from the same objects as the tables.
 """
 
 import math
@@ -11,11 +11,11 @@ from statistics import median
 
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
+    MANY_SEEDS,
     MEASURES,
     MOST_LISTED,
     PLUS_MINUS,
     UNKNOWN,
-    arm_name,
     arm_names,
     arms_of,
     bounds,
@@ -25,18 +25,17 @@ from grpo_core.sweep.display import (
     kl_lines,
     knob_name,
     level_name,
+    over_seeds,
     p_words,
     plain,
+    setting_name,
     significant,
-    with_half_width,
+    where_level,
 )
 from grpo_core.sweep.statistics.effects import AnyStatement, Association, Difference, mean_and_half_width, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms, shrunken_means
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import Level, SweepRuns
-
-FEW_SEEDS = 4
-"""Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
 
 Wording = tuple[str, str]
 """How a difference is put where it is claimed, and else; {high} and {low} are the levels with the larger and smaller figure."""
@@ -44,20 +43,19 @@ HIGHER_IS_BETTER: Wording = ("{high} beats {low} by {amount}", "{high} over {low
 DRIFT: Wording = ("{low} has lower drift than {high} by {amount}", "{low} lower than {high}")
 
 
-def answer(findings: Findings) -> tuple[str, ...]:
-    """Return the answer: the question, the best arm, each knob with its drift and interactions, and what is missing."""
+def statements(findings: Findings) -> tuple[str, ...]:
+    """Return a sentence each for the question, the best setting, each parameter and interaction, and what is missing."""
     sweep, config, objective = findings.sweep, findings.sweep.config, findings.sweep.config.objective
     kinds = Counter(kind for _, _, kind, _ in sweep.left_out)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    resume = f"; `{sweep.resume}` continues what is interrupted" if sweep.resume and "interrupted" in kinds else ""
-    left_out = [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts}){resume}"] if kinds else []
+    left_out = [f"not in the statistics: {counted(kinds.total(), 'run')} ({counts})"] if kinds else []
     if sweep.complete.empty:
-        return ("no run is complete with a known objective: there is nothing to compare yet", *left_out)
+        return (f"no run is complete with a known {objective.name}: there is nothing to compare yet", *left_out)
     (awaited, seeds), size = sweep.awaited, len(_tested(findings.sentences))
     asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
     family = f"{size} statements are one family, in which the chance of even one false claim is at most 5 %"
     done = f"{seeds} of {counted(len(config.seeds), 'seed')} ({counted(awaited, 'run')} to come)"
-    kept = f"{len(sweep.within)} of {counted(len(sweep.upper_drifts), 'arm')}"
+    kept = f"{len(sweep.within)} of {counted(len(sweep.upper_drifts), 'setting')}"
     over = f"; over it, so never the best: {arm_names(sweep.over)}" if sweep.over else ""
     knobs = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in config.knobs]
     lines = [
@@ -76,15 +74,14 @@ def answer(findings: Findings) -> tuple[str, ...]:
 
 def new_prompts_text(found: Difference, sign: int = 1) -> str:
     """Return the interval of a difference for other seeds and other prompts, turned round for `sign` -1."""
-    return UNKNOWN if math.isnan(found.new_prompts[0]) else bounds(found.estimate.mean, *found.new_prompts, sign)[1]
+    return UNKNOWN if math.isnan(found.new_prompts[0]) else bounds(found.estimate.mean, *found.new_prompts, sign, found.most)[1]
 
 
 def _amount(found: Difference) -> str:
     """Return the difference as a positive one, with its interval, and that for new prompts."""
     sign = -1 if found.estimate.mean < 0 else 1
     new = "" if math.isnan(found.new_prompts[0]) else f" (on new prompts {new_prompts_text(found, sign)})"
-    same = ", the same in every seed" if found.estimate.spread == "constant" else ""
-    return estimate_text(found.estimate, sign) + same + new
+    return estimate_text(found.estimate, sign, found.most) + new
 
 
 def _on(prompts: str, lines: Sequence[str]) -> list[str]:
@@ -98,16 +95,17 @@ def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
 
 def _seeds_lines(findings: Findings) -> list[str]:
     """Return how large a difference has to be for so few seeds to show it, in its own unit."""
-    kinds = {"levels": _tested(findings.contrasts("objective")), "arms": _tested(findings.differences)}
+    kinds = {"levels": _tested(findings.contrasts("objective")), "settings": _tested(findings.differences)}
     seeds = max((one.estimate.seeds for found in kinds.values() for one in found), default=0)
-    if not 2 <= seeds <= FEW_SEEDS:
+    if not 2 <= seeds < MANY_SEEDS:
         return []
     alone = smallest_t(seeds, 1)
     needs = [f"an interval alone excludes 0 once a difference is {significant(alone)} times its standard error"]
     for what, found in kinds.items():
         if errors := [standard_error(one.differences) for one in found if one.estimate.spread == "varies"]:
             corrected = smallest_t(seeds, max(one.family_size for one in found))
-            own, needed = (plain(factor * median(errors)) for factor in (alone, corrected))
+            sizes = [factor * median(errors) for factor in (alone, corrected)]
+            own, needed = (plain(size) if size <= found[0].most else "more than is possible" for size in sizes)
             needs.append(f"between {what} that is typically a difference of {own}, and of {needed} to stand after correction")
     if seeds == 2:
         needs.append(
@@ -121,18 +119,20 @@ def _seeds_lines(findings: Findings) -> list[str]:
 
 
 def _best_lines(findings: Findings) -> list[str]:
-    """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
+    """Return the best setting, which it is better than after the correction, by its own interval alone, and not at all."""
     sweep, (ranked, seeds) = findings.sweep, ranked_arms(findings.sweep)
     if not ranked:
         return []
     (best, *rivals), count = ranked, len(ranked)
-    score = with_half_width(*mean_and_half_width(sweep.values["objective"][best.number].values()))
-    spread = f" ({PLUS_MINUS.format(seeds=seeds)})" if seeds > 1 else "; one seed shows no spread, so it ranks no arms"
+    values = list(sweep.values["objective"][best.number].values())
+    score = over_seeds(values, *mean_and_half_width(values), is_share=sweep.is_share("objective"))
+    spread = f" ({PLUS_MINUS.format(seeds=seeds)})" if "±" in score else ""
+    spread = spread if seeds > 1 else "; one seed shows no spread, so it ranks no settings"
     shrunken = shrunken_means(sweep, ranked)[best.number]
     luck = "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {count}"
     unranked = [arm for arm in sweep.arms if arm not in ranked and arm not in sweep.over]
     lines = [
-        f"best of {counted(count, 'arm')}: {best.name} (arm {best.number}): {score}{spread}{luck}",
+        f"best of {counted(count, 'setting')}: {setting_name(best.values)}: {score}{spread}{luck}",
         *(_rival_lines(findings, best, rivals) if seeds > 1 and rivals else ()),
         *([f"not ranked, with fewer complete seeds: {arm_names(unranked)}"] if unranked else ()),
     ]
@@ -140,9 +140,9 @@ def _best_lines(findings: Findings) -> list[str]:
 
 
 def _rival_lines(findings: Findings, best: Arm, rivals: Sequence[Arm]) -> list[str]:
-    """Return a line for the arms that are beaten after the correction, those that are alone, and the others.
+    """Return a line for the settings that are beaten after the correction, those that are alone, and the others.
 
-    An arm with a lower mean over other seeds may be ahead in the seeds that both have.
+    A setting with a lower mean over other seeds may be ahead in the seeds that both have.
     """
     ahead: dict[Level, Difference] = {}
     for found in findings.differences:
@@ -164,9 +164,9 @@ def _rival_lines(findings: Findings, best: Arm, rivals: Sequence[Arm]) -> list[s
     pairs, none = counted(len(_tested(findings.differences)), "pair"), "no difference established, not even alone"
     why = "not established after correction (alone: the pair's own 95 % interval excludes 0)"
     return [
-        f"arm by arm, after correction over {pairs}: {by_amount(beaten)}",
-        *([f"arm by arm, {why}: {by_amount(alone)}"] if alone else ()),
-        *([f"arm by arm, {none}: {arms_of(len(same), len(rivals))}: {arm_names(same)}"] if same else ()),
+        f"setting by setting, after correction over {pairs}: {by_amount(beaten)}",
+        *([f"setting by setting, {why}: {by_amount(alone)}"] if alone else ()),
+        *([f"setting by setting, {none}: {arms_of(len(same), len(rivals))}: {arm_names(same)}"] if same else ()),
     ]
 
 
@@ -202,7 +202,7 @@ def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool =
     contrasts = [found for found in asked if isinstance(found, Difference)]
     associations = [found for found in asked if isinstance(found, Association)]
     if associations:
-        return _association_words(associations[0], "objective" if outcome == "objective" else "drift")
+        return _association_words(associations[0], findings.sweep.name_of(outcome) if outcome == "objective" else "drift")
     contrasts.sort(key=lambda found: -abs(found.estimate.mean))
     wording = HIGHER_IS_BETTER if outcome == "objective" else DRIFT
     return _contrast_words(_tested(contrasts) or contrasts, wording, _not_established(findings.sweep))
@@ -242,20 +242,20 @@ def _put(found: Difference, template: str) -> str:
 
 def _claim_words(found: Difference, wording: Wording) -> str:
     sign = 1 if found.estimate.mean > 0 else -1
-    at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1].strip("[]").split(",")[0]
+    at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign, found.most)[1].strip("[]").split(",")[0]
     is_sure = min(sign * end for end in found.simultaneous_interval) > 0
     surely = f", at least {at_least} with all comparisons at once" if is_sure else ""
     return f"{_put(found, wording[0])} (Holm {p_words(found.holm_p)}{surely})"
 
 
 def _association_words(found: Association, what: str) -> str:
-    count = counted(found.arms, "arm")
+    count = counted(found.arms, "setting")
     if math.isnan(found.p):
         return f"{found.reason}, and {count} cannot show an association"
     direction = f"larger values go with a {'higher' if found.rho > 0 else 'lower'} {what}"
     head = direction if found.is_claim else f"no association established with {count}"
     facts = f"rank correlation {found.rho:+.2f} over {count}, Holm {p_words(found.holm_p)}"
-    return f"{head} ({facts}); an association, not matched arms: {found.reason}"
+    return f"{head} ({facts}); an association, not matched settings: {found.reason}"
 
 
 def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str]:
@@ -284,9 +284,11 @@ def _interaction_words(sweep: SweepRuns, found: Difference) -> str:
     sides = [effects[level].mean for level in (found.at_first, found.at_second) if level in effects]
     sign = -1 if max(sides, key=abs, default=1.0) < 0 else 1  # so that the larger effect is positive
     low, high = (found.first_name, found.second_name)[::sign]
-    at_levels = [f"{estimate_text(effect, sign)} at {arm_name({found.other: level})}" for level, effect in effects.items()]
+    at_levels = [
+        f"{estimate_text(effect, sign, found.most / 2)} {where_level(found.other, level)}" for level, effect in effects.items()
+    ]
     less, more = [found.at_first, found.at_second][:: 1 if sign * found.estimate.mean > 0 else -1]
-    larger = f"larger at {arm_name({found.other: more})} than at {arm_name({found.other: less})}"
+    larger = f"larger {where_level(found.other, more)} than {where_level(found.other, less)}"
     amount, holm_p = _amount(found), p_words(found.holm_p)
     if found.is_claim:
         sure = f"the effect is {larger} by {amount} (Holm {holm_p})"
