@@ -1,7 +1,7 @@
 """What knobs, levels, arms and figures are called, and how they are written: in the command, MLflow, tables and pictures."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +12,9 @@ if TYPE_CHECKING:
     from grpo_core.sweep.statistics.paired import PairedEstimate
 
 UNKNOWN = "-"
-PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
-"""What ± is wherever a report has one: in words, tables and pictures; the width that the intervals in brackets have, too."""
-ROUNDED = 1e-12
-"""A half width below this share of its mean is rounding: the seeds agree."""
 MANY_SEEDS = 5
 """From so many seeds on an interval stands for them; fewer are shown themselves."""
 MINUS = "\N{MINUS SIGN}"
-MOST_DECIMALS = 8
-MOST_DIGITS = 6
-"""Significant digits of a mean beside its half width."""
 MOST_LISTED = 3
 
 
@@ -92,6 +85,15 @@ def level_name(knob: str, level: Any) -> str:
     return f"{level:g}" if isinstance(level, float) else visible(str(level))
 
 
+def capital(name: str) -> str:
+    """Return a name as a title has it; a key stays as it is written.
+
+    >>> capital("group size"), capital("β"), capital("optimizer.lr"), capital("kl/init/seq")
+    ('Group size', 'β', 'optimizer.lr', 'kl/init/seq')
+    """
+    return name if len(name) == 1 or "." in name or "/" in name else name[:1].upper() + name[1:]
+
+
 def where_level(knob: str, level: Any) -> str:
     """Return a level as a place.
 
@@ -140,17 +142,6 @@ def arm_names(arms: Sequence["Arm"]) -> str:
     return first_few([setting_name(arm.values) for arm in arms])
 
 
-def arms_of(count: int, total: int) -> str:
-    """Return how many of the other settings.
-
-    >>> arms_of(2, 17), arms_of(17, 17), arms_of(0, 1), arms_of(1, 1)
-    ('2 of the 17 others', 'all 17 others', 'none of 1 other', 'the other arm')
-    """
-    if count == total:
-        return "the other arm" if total == 1 else f"all {total} others"
-    return f"{count} of the {total} others" if count else f"none of {counted(total, 'other')}"
-
-
 def significant(value: float, digits: int = 3) -> str:
     """Return a figure to so many significant digits, at most `digits` decimals above 1; a dash where it is unknown.
 
@@ -167,14 +158,14 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{min(decimals, 8)}f}" if abs(value) >= 1e-5 else f"{value:.{digits - 1}e}"
 
 
-def signed(value: float) -> str:
-    """Return a difference with its sign, to two significant digits.
+def signed(value: float, text: Callable[[float], str] = lambda size: significant(size, 2)) -> str:
+    """Return a difference with its sign, to two significant digits unless `text` writes it otherwise.
 
-    >>> signed(0.3083), signed(-0.0512), signed(0.0)
-    ('+0.31', '−0.051', '0')
-    """  # noqa: RUF002 - a minus before a number
-    text = significant(abs(value), 2)
-    return text if not value or math.isnan(value) else f"{'+' if value > 0 else MINUS}{text}"
+    >>> signed(0.3083), signed(-0.0512) == MINUS + "0.051", signed(0.0)
+    ('+0.31', True, '0')
+    """
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{text(abs(value))}"
 
 
 def percent(share: float) -> str:
@@ -188,11 +179,10 @@ def over_seeds(values: Sequence[float], mean: float, half: float, *, is_share: b
     >>> over_seeds([0.9, 0.5], 0.7, 2.54), over_seeds([0.9] * 5, 0.9, 0.2, is_share=True)
     ('0.700 (0.900 · 0.500)', '0.900 [0.700, 1.000]')
     """
-    if 1 < len(values) < MANY_SEEDS:
-        return f"{plain(mean)} ({' · '.join(map(plain, values))})"
-    if is_share and (mean + half > 1 or mean - half < 0):
-        return f"{plain(mean)} [{plain(max(mean - half, 0.0))}, {plain(min(mean + half, 1.0))}]"
-    return with_half_width(mean, half)
+    if len(values) < MANY_SEEDS:
+        return f"{plain(mean)} ({' · '.join(map(plain, values))})" if len(values) > 1 else plain(mean)
+    low, high = (max(0.0, mean - half), min(1.0, mean + half)) if is_share else (mean - half, mean + half)
+    return " ".join(bounds(mean, low, high))
 
 
 def plain(value: float) -> str:
@@ -202,29 +192,6 @@ def plain(value: float) -> str:
     ('0.700', '0.000400', '123')
     """
     return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else significant(value)
-
-
-def with_half_width(mean: float, half: float, separator: str = " ") -> str:
-    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval.
-
-    Both have the same decimals: as many as two significant digits of the half width need, no fewer than `plain` gives, and no
-    more than `MOST_DIGITS` of the mean need. A half width that these cannot show is below the last of them.
-
-    >>> with_half_width(0.3981, 0.000625), with_half_width(0.7123, 0.0101), with_half_width(123.4, 12.34)
-    ('0.39810 ± 0.00063', '0.712 ± 0.010', '123 ± 12')
-    >>> with_half_width(0.4, 1e-10), with_half_width(0.00012, 1e-10), with_half_width(0.0, 1e-10)
-    ('0.400000 ± < 0.000001', '0.00012000 ± < 0.00000001', '0.000000 ± < 0.000001')
-    """
-    if math.isnan(half):
-        return plain(mean)
-    if not math.isfinite(half) or half <= ROUNDED * abs(mean):
-        return f"{plain(mean)}{separator}± {plain(0.0 if math.isfinite(half) else half)}"
-    fewest = 3 if abs(mean) < 10 else 0
-    most = min(MOST_DIGITS - 1 - math.floor(math.log10(abs(mean))) if mean else MOST_DIGITS, MOST_DECIMALS)
-    decimals = max(fewest, min(1 - math.floor(math.log10(half)), most))
-    shown = f"{half:.{decimals}f}"
-    shown = shown if float(shown) else f"< {10.0**-decimals:.{decimals}f}"
-    return f"{_signed(mean, decimals)}{separator}± {shown}"
 
 
 def bounds(mean: float, low: float, high: float, sign: int = 1, most: float = math.inf) -> tuple[str, str]:
@@ -343,7 +310,7 @@ class Measure:
     in_mlflow: bool = False
     """Whether each run gets it as metric `sweep/<key>`, so that MLflow's compare page has it."""
 
-    def text(self, values: Sequence[float], mean: float, half: float, *, is_share: bool) -> str:
+    def text(self, values: Sequence[float], mean: float, half: float, *, is_share: bool = False) -> str:
         """Return a mean over runs as its table shows it."""
         if self.shown == "time":
             return duration(mean)
