@@ -63,9 +63,12 @@ def setting_look(sweep: SweepRuns, arm: Arm) -> dict[str, Any]:
 
 def level_rows(sweep: SweepRuns, knob: str) -> list[dict[str, Any]]:
     """Return the objective by seed at each level of a parameter, the mean over the settings of the others."""
-    found, colour = balanced_means(sweep, (knob,)), colours(sweep, knob)
-    named = {level: {"name": level_name(knob, level), "colour": colour[level]} for (level,) in found}
-    return [named[level] | {"seeds": seeds} for (level,), seeds in found.items() if seeds]
+    found = balanced_means(sweep, (knob,))
+    return [
+        {"name": level_name(knob, level), "colour": colour, "seeds": found[level,]}
+        for level, colour in colours(sweep, knob).items()
+        if found[level,]
+    ]
 
 
 def drawn_points(sweep: SweepRuns, knob: str) -> tuple[str, list[dict[str, Any]]]:
