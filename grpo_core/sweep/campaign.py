@@ -219,10 +219,9 @@ class Campaign:
         ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
         if outcome.status != "failed" and run.records:
             row = run_row(run, outcome, self._sweep.objective)
-            reached = (
-                f", {self._sweep.objective.name} {plain(row['objective'])}, reward {plain(row['reward'])}, KL to the initial "
-                f"policy {plain(row['kl_init_seq'])} nats per completion, {duration(row['wall_seconds'])}"
-            )
+            figures = {self._sweep.objective.name: row["objective"], "reward": row["reward"], "KL": row["kl_init_seq"]}
+            of_run = "".join(f", {name} {plain(value)}" for name, value in figures.items())
+            reached = f"{of_run} nats a completion to the initial policy, {duration(row['wall_seconds'])}"
         self._say(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{reached}")
         self._settle()
 

@@ -75,7 +75,7 @@ def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
     }
     assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"finished"}
     assert still_open == set()
-    assert lines[0].startswith("[1/4] β=0.1 seed=0: finished, objective 2.000, reward 2.000, KL to the initial policy - nats")
+    assert lines[0].startswith("[1/4] β=0.1 seed=0: finished, reward 2.000, KL - nats a completion")
     assert run_all(stored, {})[:2] == ([], [])
 
 

@@ -109,9 +109,7 @@ def _headline(sweep: SweepRuns) -> str:
         return f"No setting keeps {objective.kl_metric} at or below {objective.kl_bound:g}."
     text = percent if objective.is_share else plain
     value = text(mean(sweep.values["objective"][ranked[0].number].values()))
-    reached = (
-        f"{value} of held-out prompts right" if objective.metric.endswith("greedy_accuracy") else f"{objective.name} {value}"
-    )
+    reached = f"{value} of held-out prompts right" if objective.name == "held-out accuracy" else f"{objective.name} {value}"
     before = "" if math.isnan(sweep.before) else f", {text(sweep.before)} before training"
     how = "was highest in the one seed" if seeds == 1 else "did best" if len(ranked) > 1 else "is the only complete setting"
     within = ", of the settings that keep the bound" if objective.kl_bound is not None else ""
