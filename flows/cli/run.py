@@ -262,10 +262,10 @@ def sweep(
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
-    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its settings; run nothing.")] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    """Run every setting of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
     values = parse_overrides(overrides or [])
     if resume is not None:
         track_at(tracking_uri)

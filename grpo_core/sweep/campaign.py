@@ -328,9 +328,9 @@ def prune_reason(
         if len(there) < pruner.min_arms:
             continue
         if pruner.reward == "median" and own < median(theirs):
-            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} settings"
         if pruner.reward == "successive_halving" and rank > kept:
-            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} settings; {kept} continue"
     return None
 
 

@@ -71,7 +71,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}", folders)
         claim(path)
     say(
-        f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
+        f"{plan.num_arms} settings x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
         f"{plan.sweep.runs.concurrency} at a time, in {path}"
     )
     return path

@@ -48,6 +48,7 @@ def write_live(
                 "steps": len(rewards.get(key, ())),
                 "reward": plain(recent[key]) if key in recent else "",
                 "is_best": key == best,
+                "page": f"../runs/{stored.dir.run_dir(*key).path.name}/index.html",
             }
             for seed in sweep.seeds
             if (key := (number, seed))
