@@ -168,11 +168,6 @@ def signed(value: float, text: Callable[[float], str] = lambda size: significant
     return f"{sign}{text(abs(value))}"
 
 
-def percent(share: float) -> str:
-    """Return a share as people say it: `89 %`."""
-    return f"{100 * share:.0f} %"
-
-
 def over_seeds(values: Sequence[float], mean: float, half: float, *, is_share: bool = False) -> str:
     """Return a mean with the figure of each seed, or from 5 seeds on with its 95 % interval, that of a share inside 0 to 1.
 

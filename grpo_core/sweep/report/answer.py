@@ -20,7 +20,6 @@ from grpo_core.sweep.display import (
     duration,
     kl_lines,
     knob_name,
-    percent,
     plain,
     setting_name,
     setting_phrase,
@@ -107,10 +106,10 @@ def _headline(sweep: SweepRuns) -> str:
         return f"Not finished: {of_seeds}; no setting is called best before that."
     if not ranked:
         return f"No setting keeps {objective.kl_metric} at or below {objective.kl_bound:g}."
-    text = percent if objective.is_share else plain
-    value = text(mean(sweep.values["objective"][ranked[0].number].values()))
+    best = mean(sweep.values["objective"][ranked[0].number].values())
+    value, start = (f"{100 * one:.0f} %" if objective.is_share else plain(one) for one in (best, sweep.before))
     reached = f"{value} of held-out prompts right" if objective.name == "held-out accuracy" else f"{objective.name} {value}"
-    before = "" if math.isnan(sweep.before) else f", {text(sweep.before)} before training"
+    before = "" if math.isnan(sweep.before) else f", {start} before training"
     how = "was highest in the one seed" if seeds == 1 else "did best" if len(ranked) > 1 else "is the only complete setting"
     within = ", of the settings that keep the bound" if objective.kl_bound is not None else ""
     return f"{setting_phrase(ranked[0].values)} {how}{within}: {reached}{before}."

@@ -87,7 +87,7 @@ def render_page(findings: Findings, comparison: str | None = None) -> str:
         sweep=sweep,
         statements=statements(findings),
         tables=_tables(findings),
-        time_lines=time_lines(sweep) if sweep.arms else (),
+        time_line=time_line(sweep),
         plan=_plan(sweep),
         answer=answer(findings),
         rows=rows,
@@ -126,15 +126,12 @@ def _levels(sweep: SweepRuns, knob: str) -> str:
     return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
 
 
-def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
-    """Return where wall-clock went, one line a fact."""
+def time_line(sweep: SweepRuns) -> str:
+    """Return where wall-clock went."""
     trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
-    line = f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"
-    elapsed, at_a_time = sweep.elapsed_seconds, sweep.config.runs.concurrency
-    if not elapsed or not trained:
-        return (line,)
-    share = f"{trained / (elapsed * at_a_time):.0%} = {duration(trained)} / ({duration(elapsed)} x {at_a_time} at a time)"
-    return line, f"share of the machine's time spent in training steps: {share}"
+    share = trained / (sweep.elapsed_seconds * sweep.config.runs.concurrency) if sweep.elapsed_seconds else 0.0
+    of_machine = f"; {share:.0%} of the machine's time" if share else ""
+    return f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took{of_machine}"
 
 
 def _tables(findings: Findings) -> dict[str, list[Table]]:

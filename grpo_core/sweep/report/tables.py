@@ -1,7 +1,7 @@
 """The tables of a report: those of its page, and of the statistics as Parquet, one row a statement."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
@@ -165,31 +165,20 @@ def outcome_table(sweep: SweepRuns) -> Table:
     )
 
 
-def pair_tables(sweep: SweepRuns) -> list[Table]:
-    """Return the mean objective by the levels of each two parameters, over all others."""
-    pairs = [
-        (rows, columns)
-        for rows, columns in combinations(sweep.varied if len(sweep.complete) else (), 2)
-        if sweep.config.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
-    ]
-    tables = []
-    for rows, columns in pairs:
-        found, share = balanced_means(sweep, (rows, columns)), sweep.is_share("objective")
-        cells = {key: list(of_seed.values()) for key, of_seed in found.items() if of_seed}
+def pair_tables(sweep: SweepRuns) -> Iterator[Table]:
+    """Yield the mean objective by the levels of each two parameters, over all others."""
+    few = [knob for knob in sweep.varied if sweep.config.sampler == "grid" or len(sweep.levels(knob)) <= MAX_LEVELS]
+    for rows, columns in combinations(few if len(sweep.complete) else (), 2):
+        across, share = sweep.levels(columns), sweep.is_share("objective")
+        cells = {key: [*of_seed.values()] for key, of_seed in balanced_means(sweep, (rows, columns)).items() if of_seed}
         texts = {key: over_seeds(values, *mean_and_half_width(values), is_share=share) for key, values in cells.items()}
-        across = sweep.levels(columns)
-        tables.append(
-            Table(
-                caption=f"{sweep.name_of('objective')} by {knob_name(rows)} and {knob_name(columns)}",
-                head=(knob_name(rows), *(f"{knob_name(columns)} {level_name(columns, level)}" for level in across)),
-                units=("", *("" for _ in across)),
-                rows=tuple(
-                    (level_name(rows, level), *(texts.get((level, other), UNKNOWN) for other in across))
-                    for level in sweep.levels(rows)
-                ),
-            )
+        found = {level: [texts.get((level, other), UNKNOWN) for other in across] for level in sweep.levels(rows)}
+        yield Table(
+            caption=f"{sweep.name_of('objective')} by {knob_name(rows)} and {knob_name(columns)}",
+            head=(knob_name(rows), *(f"{knob_name(columns)} {level_name(columns, level)}" for level in across)),
+            units=("",) * (1 + len(across)),
+            rows=tuple((level_name(rows, level), *row) for level, row in found.items()),
         )
-    return tables
 
 
 def cost_table(sweep: SweepRuns) -> Table:
