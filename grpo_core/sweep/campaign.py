@@ -28,7 +28,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.arms import Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
 from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.report.live import write_live
+from grpo_core.sweep.report.live import RUNNING, write_live
 from grpo_core.sweep.results import PRUNED, SweepRun, figure_at_end, outcome_of, read_run, run_row, spent_budget
 from grpo_core.sweep.schema import PrunerConfig
 
@@ -159,8 +159,11 @@ class Campaign:
 
     def write_page(self, *, is_running: bool = True) -> None:
         """Write the page of the sweep as it is now; one that cannot be written does not end it."""
+        ended = {key: outcome.status for key, outcome in self._outcomes.items() if key[0] in self._arms}
+        states = dict.fromkeys(self._under_way, RUNNING) | ended
+        rewards = {key: list(self._run(key).curve(REWARD).values()) for key in states}
         with contextlib.suppress(OSError):
-            write_live(self._stored, self._arms, self._outcomes, self._under_way, self._run, is_running=is_running)
+            write_live(self._stored, self._arms, states, rewards, is_running=is_running)
 
     def _next(self) -> Key | None:
         """Return the run to begin next, asking the study for a new arm where all chosen ones are done or under way."""

@@ -1,26 +1,25 @@
 """The page of a sweep while it runs: each setting and seed with its state and its reward so far."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean
+from typing import Any
 
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages import render
-from grpo_core.sweep.arms import Arm, Key, Outcome, total_runs
+from grpo_core.sweep.arms import Arm, Key, total_runs
 from grpo_core.sweep.display import plain, setting_name
 from grpo_core.sweep.folder import StoredSweep
-from grpo_core.sweep.results import SweepRun
 
-REWARD = "reward/mean"
+RUNNING = "running"
 
 
 def write_live(
     stored: StoredSweep,
     arms: Mapping[int, Arm],
-    outcomes: Mapping[Key, Outcome],
-    under_way: Collection[Key],
-    read: Callable[[Key], SweepRun],
+    states: Mapping[Key, str],
+    rewards: Mapping[Key, Sequence[float]],
     *,
     is_running: bool = True,
 ) -> None:
@@ -29,40 +28,29 @@ def write_live(
     Args:
         stored: the sweep.
         arms: chosen so far.
-        outcomes: how runs have ended.
-        under_way: runs that were begun and have not ended.
-        read: returns a run as its folder holds it.
+        states: of the runs that were begun: `running`, or how they have ended.
+        rewards: of each of their steps.
         is_running: False = the sweep has been interrupted.
 
     Raises:
         OSError: it cannot be written.
     """
-    sweep = stored.plan.sweep
-    rewards = {key: [*read(key).curve(REWARD).values()] for key in {*outcomes, *under_way} if key[0] in arms}
-    recent = {key: fmean(steps[-LAST_STEPS:]) for key, steps in rewards.items() if steps}
+    sweep, recent = stored.plan.sweep, {key: fmean(steps[-LAST_STEPS:]) for key, steps in rewards.items() if steps}
     best = max(recent, key=lambda key: recent[key], default=None)
-    rows = {
-        setting_name(arm.values): {
-            seed: {
-                "state": outcomes[key].status if key in outcomes else "running" if key in under_way else "waiting",
-                "steps": len(rewards.get(key, ())),
-                "reward": plain(recent[key]) if key in recent else "",
-                "is_best": key == best,
-                "page": f"../runs/{stored.dir.run_dir(*key).path.name}/index.html",
-            }
-            for seed in sweep.seeds
-            if (key := (number, seed))
-        }
-        for number, arm in arms.items()
-    }
+
+    def cell(key: Key) -> dict[str, Any]:
+        figures = {"steps": len(rewards.get(key, ())), "reward": plain(recent[key]) if key in recent else ""}
+        page = f"../runs/{stored.dir.run_dir(*key).path.name}/index.html"
+        return {"state": states.get(key, "waiting"), "is_best": key == best, "page": page, **figures}
+
     page = render(
         "grpo_core.sweep.report",
         "live.html.j2",
         f"Sweep {stored.name}",
         [],
         sweep=sweep,
-        rows=rows,
-        ended=len(outcomes),
+        rows={setting_name(arm.values): [cell((number, seed)) for seed in sweep.seeds] for number, arm in arms.items()},
+        ended=sum(state != RUNNING for state in states.values()),
         total=total_runs(stored.plan.num_arms, sweep, arms),
         steps=max(config.training.steps for config in stored.plan.configs),
         best=None if best is None else f"{setting_name(arms[best[0]].values)}, seed {best[1]}: reward {plain(recent[best])}",
