@@ -65,8 +65,11 @@ def test_a_difference_that_only_its_own_interval_shows_is_a_hint_with_its_seeds(
 def test_where_nothing_is_shown_the_card_says_in_how_many_seeds_it_is_ahead() -> None:
     beta = card(answered(two_sizes({0.1: (0.8, 0.4, 0.6), 4.0: (0.5, 0.6, 0.5)})), "β")
     assert (beta.chip, beta.detail) == ("no difference shown yet", f"higher in 2 of 3 seeds (+0.30, {MINUS}0.20, +0.10)")
-    same = card(answered(two_sizes({0.1: (0.8, 0.4), 4.0: (0.8, 0.4)})), "β")
-    assert (same.claim, same.chip) == ("0.1 and 4: the same accuracy", "no difference shown yet")
+    equal = answered(two_sizes({0.1: (0.75, 0.25), 4.0: (0.25, 0.75)}))
+    same = card(equal, "β")
+    assert (same.claim, same.chip) == ("0.1 and 4: the same accuracy on average", "no difference shown yet")
+    assert same.detail == f"0.1 minus 4 by seed: +0.50, {MINUS}0.50"
+    assert equal.headline.startswith("β 0.1 with G 8, and equally β 4 with G 8, did best: 50 % of held-out prompts right")
 
 
 def test_an_interaction_that_stands_replaces_the_cards_of_its_two_parameters() -> None:

@@ -174,7 +174,7 @@ def test_a_setting_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path)
     assert [row["note"] for row in rows] == [""] * 5 + ["over the bound"] * 3
     page = (tmp_path / "report.html").read_text()
     assert page.count("(over)") == 3
-    assert "<small>kl/init/seq, at most 10, last 10 steps</small>" in page
+    assert "<small>kl/init/seq, at most 10</small>" in page
     assert statements(find(swept(frame)))[0].startswith(f"best of 8 settings: {name}: ")
 
 

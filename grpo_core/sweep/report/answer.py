@@ -18,6 +18,7 @@ from grpo_core.sweep.display import (
     capital,
     counted,
     duration,
+    first_few,
     kl_lines,
     knob_name,
     plain,
@@ -106,13 +107,15 @@ def _headline(sweep: SweepRuns) -> str:
         return f"Not finished: {of_seeds}; no setting is called best before that."
     if not ranked:
         return f"No setting keeps {objective.kl_metric} at or below {objective.kl_bound:g}."
-    best = mean(sweep.values["objective"][ranked[0].number].values())
-    value, start = (f"{100 * one:.0f} %" if objective.is_share else plain(one) for one in (best, sweep.before))
+    means = [mean(sweep.values["objective"][arm.number].values()) for arm in ranked]
+    equal = [setting_phrase(arm.values) for arm, one in zip(ranked, means, strict=True) if math.isclose(one, means[0])]
+    name = f"{equal[0]}, and equally {first_few(equal[1:])}," if equal[1:] else equal[0]
+    value, start = (f"{100 * one:.0f} %" if objective.is_share else plain(one) for one in (means[0], sweep.before))
     reached = f"{value} of held-out prompts right" if objective.name == "held-out accuracy" else f"{objective.name} {value}"
     before = "" if math.isnan(sweep.before) else f", {start} before training"
     how = "was highest in the one seed" if seeds == 1 else "did best" if len(ranked) > 1 else "is the only complete setting"
     within = ", of the settings that keep the bound" if objective.kl_bound is not None else ""
-    return f"{setting_phrase(ranked[0].values)} {how}{within}: {reached}{before}."
+    return f"{name} {how}{within}: {reached}{before}."
 
 
 def _unit(sweep: SweepRuns, outcome: str) -> str:
@@ -156,7 +159,7 @@ def _contrast_card(sweep: SweepRuns, found: Difference, title: str, also: str = 
         figures = f"95 % interval {' to '.join(map(signed, ends))}"
     detail = f"{direction} in {where} ({figures}){also}"
     if not size:
-        claim, detail = f"{high} and {low}: the same {unit}", "in every seed"
+        claim, detail = f"{high} and {low}: the same {unit} on average", f"{high} minus {low} by seed: {figures}"
     return Card(title=title, claim=claim, detail=detail, chip=chip(found), section="sure")
 
 

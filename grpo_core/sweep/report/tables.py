@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas
 
-from grpo_core.metrics import find_metric
 from grpo_core.pages import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
@@ -147,13 +146,8 @@ def outcome_table(sweep: SweepRuns) -> Table:
     if objective.kl_bound is not None:
         bound = f"{objective.kl_metric}, at most {objective.kl_bound:g}"
         measures.append(replace(MEASURES["drift"], unit=bound, metric=objective.kl_metric))
-    of_steps = [metric is not None and not metric.is_probe for metric in (find_metric(one.metric or "") for one in measures)]
-    window = f"last {objective.last_steps} steps"
-    measures = [
-        replace(one, unit=", ".join(filter(None, (one.unit, window)))) if is_mean else one
-        for one, is_mean in zip(measures, of_steps, strict=True)
-    ]
-    table = _arm_table(sweep, "What each setting reached: means over its complete seeds", measures)
+    caption = f"What each setting reached: means over its complete seeds, figures of steps over the last {objective.last_steps}"
+    table = _arm_table(sweep, caption, measures)
     shrunken = shrunken_means(sweep, ranked_arms(sweep)[0])
     if all(map(math.isnan, shrunken.values())):
         return table
