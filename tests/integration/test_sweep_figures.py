@@ -15,11 +15,11 @@ from scipy import stats
 from grpo_core.machine.disk import write_json
 from grpo_core.sweep.arms import Outcome, arm_config
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.report.words import statements
 from grpo_core.sweep.results import collect
 from grpo_core.sweep.statistics.findings import find
 from tasks.sweep.stages import report_again
 from tasks.tracking.store import make_client
+from tests.support.sweep_frames import statements
 from tests.support.sweeps import choose_arms, stored_sweep, write_run
 
 STEPS, PROBE_EVERY, LAST_STEPS = 30, 10, 5

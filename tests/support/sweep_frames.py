@@ -1,6 +1,8 @@
 """Sweeps as frames made by hand: what their runs reached, without a folder."""
 
+import html
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas
 
+from grpo_core.sweep.report.files import render_page
 from grpo_core.sweep.schema import SweepConfig
+from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import SweepRuns
 
 BETA, GROUP, SYNC = KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
@@ -88,3 +92,8 @@ def by_prompt(seeds: Sequence[int], primary: dict[str, Any] | None) -> SweepRuns
     }
     frame["objective"] = [prompts[arm, seed].mean() for arm, seed in zip(frame["arm"], frame["seed"], strict=True)]
     return replace(runs, runs=frame, by_prompt=prompts)
+
+
+def statements(findings: Findings) -> list[str]:
+    """Return the sentences with which a page says how sure it is."""
+    return re.findall("<li>(.*?)</li>", html.unescape(render_page(findings)))

@@ -18,7 +18,6 @@ from grpo_core.sweep.display import MINUS, p_words, plain
 from grpo_core.sweep.report.charts import curves, level_rows
 from grpo_core.sweep.report.files import render_page, time_line, write_report
 from grpo_core.sweep.report.tables import interaction_table, outcome_table, setting_rows
-from grpo_core.sweep.report.words import statements
 from grpo_core.sweep.statistics.findings import find, shrunken_means
 from grpo_core.sweep.statistics.runs import SweepRuns
 from tests.support.pages import Page
@@ -33,6 +32,7 @@ from tests.support.sweep_frames import (
     crossed,
     grid,
     run,
+    statements,
     swept,
     two_knobs,
 )
@@ -155,7 +155,7 @@ def test_the_best_setting_and_how_sure_it_is() -> None:
     sweep = swept(frame)
     words = statements(find(sweep))
     assert words[0].startswith("best of 7 settings")
-    assert line(words, "not in the statistics").endswith("1 run (1 failed)")
+    assert line(words, "not in the statistics").endswith(": 1 of 24 runs: 1 failed")
     (row,) = [row for row in setting_rows(sweep) if row["note"]]
     assert (row["name"], row["note"], setting_rows(sweep)[-1]) == ("β 0.01 · G 8 · sync never", "2 of 3 seeds", row)
 
@@ -299,7 +299,9 @@ def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out_and_what
     frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), ["status", "cause", "tokens"]] = ["pruned", "median", 1]
     sweep = swept(frame, hold="tokens")
     write_report(sweep, tmp_path)
-    assert line(statements(find(sweep)), "not in the statistics").endswith("3 runs (2 finished in a pruned arm, 1 pruned)")
+    assert line(statements(find(sweep)), "not in the statistics").endswith(
+        ": 3 of 24 runs: 2 finished in a pruned arm, 1 pruned"
+    )
     page = (tmp_path / "report.html").read_text()
     assert (page.count("its arm was pruned at seed 1"), page.count("0 of 3 (pruned)")) == (2, 2)
     assert "23 finished, 8 settings" in page

@@ -11,7 +11,7 @@ from grpo_core.sweep.display import MEASURES, capital, counted, duration, knob_t
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.report import charts, tables
 from grpo_core.sweep.report.answer import Answer, answer
-from grpo_core.sweep.report.words import statements
+from grpo_core.sweep.report.words import sentence_values
 from grpo_core.sweep.results import collect
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, find
 from grpo_core.sweep.statistics.runs import SweepRuns
@@ -85,7 +85,6 @@ def render_page(findings: Findings, comparison: str | None = None) -> str:
         f"Sweep {sweep.name}",
         [],
         sweep=sweep,
-        statements=statements(findings),
         tables=_tables(findings),
         time_line=time_line(sweep),
         plan=_plan(sweep),
@@ -100,6 +99,7 @@ def render_page(findings: Findings, comparison: str | None = None) -> str:
         planes={knob_title(knob): charts.drawn_points(sweep, knob) for knob in drawn},
         curves=list(charts.curves(sweep)),
         comparison=comparison,
+        **sentence_values(findings),
     )
 
 
