@@ -150,9 +150,8 @@ def _contrast_card(sweep: SweepRuns, found: Difference, title: str, also: str = 
         claim = f"{knob_name(found.knob)} {low} under {high}: {signed(-size)} {unit}"
     shown, direction = (-sign, "lower") if is_drift else (sign, "higher")
     ahead = sum(sign * value > 0 for value in found.differences)
-    where = f"{ahead} of {counted(seeds, 'seed')}"
-    if ahead == seeds:
-        where = {1: "the one seed", 2: "both seeds"}.get(seeds, f"all {seeds} seeds")
+    every = {1: "the one seed", 2: "both seeds"}.get(seeds, f"all {seeds} seeds")
+    where = every if ahead == seeds else f"{ahead} of {seeds} seeds"
     figures = ", ".join(signed(shown * value) for value in found.differences)
     if seeds >= MANY_SEEDS:
         ends = sorted(max(-found.most, min(found.most, shown * end)) for end in (found.estimate.low, found.estimate.high))

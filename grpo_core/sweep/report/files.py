@@ -6,8 +6,7 @@ import pandas
 
 from grpo_core.machine.disk import write_whole
 from grpo_core.pages import Table, render
-from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import MEASURES, capital, counted, duration, knob_title, level_name
+from grpo_core.sweep.display import MEASURES, capital, knob_title
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.report import charts, tables
 from grpo_core.sweep.report.answer import Answer, answer
@@ -15,8 +14,6 @@ from grpo_core.sweep.report.words import sentence_values
 from grpo_core.sweep.results import collect
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, find
 from grpo_core.sweep.statistics.runs import SweepRuns
-
-PACKAGE = "grpo_core.sweep.report"
 
 
 def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[SweepRuns, Answer]:
@@ -80,14 +77,12 @@ def render_page(findings: Findings, comparison: str | None = None) -> str:
     varied, drawn = sweep.varied if len(sweep.complete) else [], findings.associations("objective")
     measure, rows = drift_measure(sweep), tables.setting_rows(sweep)
     return render(
-        PACKAGE,
+        "grpo_core.sweep.report",
         "report.html.j2",
         f"Sweep {sweep.name}",
         [],
         sweep=sweep,
         tables=_tables(findings),
-        time_line=time_line(sweep),
-        plan=_plan(sweep),
         answer=answer(findings),
         rows=rows,
         objective=sweep.name_of("objective"),
@@ -101,37 +96,6 @@ def render_page(findings: Findings, comparison: str | None = None) -> str:
         comparison=comparison,
         **sentence_values(findings),
     )
-
-
-def _plan(sweep: SweepRuns) -> dict[str, str]:
-    config, objective = sweep.config, sweep.config.objective
-    bound = f", where {objective.kl_metric} is at most {objective.kl_bound:g}" if objective.kl_bound is not None else ""
-    planned = f" of {sweep.planned_runs} planned" if sweep.planned_runs else ""
-    plan = {
-        "Measured by": f"{objective.name} ({objective.metric}){bound}",
-        "Parameters": "; ".join(f"{knob_title(knob)}: {_levels(sweep, knob)}" for knob in config.knobs),
-        "Seeds": f"{', '.join(map(str, config.seeds))} (the same in every setting)",
-        "Runs": f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'setting')}",
-        "Sampler": f"{config.sampler}, {counted(config.runs.concurrency, 'run')} at a time",
-    }
-    if GROUP_SIZE in config.knobs:  # and the range that the complete runs really had of what was held
-        known = sweep.complete[config.hold].dropna().tolist() if config.hold in sweep.complete else []
-        measured = f": {min(known):,.0f} to {max(known):,.0f} in the complete runs" if len(known) else ""
-        plan["Held"] = f"{config.hold or 'nothing, so the settings differ in data and compute, too'}{measured}"
-    return plan
-
-
-def _levels(sweep: SweepRuns, knob: str) -> str:
-    levels = [level_name(knob, level) for level in sweep.levels(knob)] or ["no setting yet"]
-    return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
-
-
-def time_line(sweep: SweepRuns) -> str:
-    """Return where wall-clock went."""
-    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
-    share = trained / (sweep.elapsed_seconds * sweep.config.runs.concurrency) if sweep.elapsed_seconds else 0.0
-    of_machine = f"; {share:.0%} of the machine's time" if share else ""
-    return f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took{of_machine}"
 
 
 def _tables(findings: Findings) -> dict[str, list[Table]]:

@@ -83,14 +83,11 @@ def _best(findings: Findings) -> dict[str, Any]:
     behind: dict[Chip, list[Arm]] = {"established": [], "hint": [], "no difference shown yet": []}
     for arm in ranked[1:] if seeds > 1 else ():
         both = {ranked[0].number, arm.number}
-        ahead = [one for one in findings.differences if {one.first, one.second} == both and _is_second(one, ranked[0])]
+        pairs = [one for one in findings.differences if {one.first, one.second} == both]
+        ahead = [one for one in pairs if (one.estimate.mean > 0) == (one.second == ranked[0].number)]
         behind[chip(ahead[0]) if ahead else "no difference shown yet"].append(arm)
     shrunken = shrunken_means(findings.sweep, ranked)[ranked[0].number] if ranked else math.nan
     return {"ranked": ranked, "seeds": seeds, "behind": behind, "shrunken": shrunken}
-
-
-def _is_second(found: Difference, arm: Arm) -> bool:
-    return (found.estimate.mean > 0) == (found.second == arm.number)
 
 
 def _outcome(findings: Findings, outcome: str) -> dict[str, Any]:
