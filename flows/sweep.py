@@ -16,7 +16,7 @@ from tasks.tracking.sweep import end_sweep, track_sweep
 @form
 @flow(name="grpo-sweep", flow_run_name="{sweep}")
 def grpo_sweep(*, sweep: SweepFile, overrides: Overrides = NO_OVERRIDES, sweep_dir: str | None = None) -> SweepSummary:
-    """Run every arm of a sweep once per seed, and report which arms differ, with confidence intervals.
+    """Run every setting of a sweep once per seed, and report which differ, with confidence intervals.
 
     Everything that can be refused is refused before the first run. A run that fails is recorded and does not end the sweep, up
     to `failed_runs_allowed`.

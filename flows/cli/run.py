@@ -322,10 +322,10 @@ def sweep(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its settings; run nothing.")] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    """Run every setting of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
     if (folder := extend or resume) is not None:
         track_at(tracking_uri)
         # Without a FILE the first override stands in its place.

@@ -20,7 +20,7 @@ STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
 """Of matplotlib's pictures."""
 WORDY = frozenset(
     [
-        *("levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"),
+        *("levels", "between", "minus setting", "parameter", "outcome", "state", "why", "run dir", "MLflow run"),
         *("run", "folder", "figure", "here", "against"),
     ]
 )

@@ -10,6 +10,7 @@ is the sharp one. Rules and names are theirs: the median stopping rule (Golovin 
 asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 """
 
+import contextlib
 import itertools
 import math
 import time
@@ -27,6 +28,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.arms import Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
 from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
+from grpo_core.sweep.report.live import RUNNING, write_live
 from grpo_core.sweep.results import PRUNED, SweepRun, figure_at_end, outcome_of, read_run, run_row, spent_budget
 from grpo_core.sweep.schema import PrunerConfig
 
@@ -40,6 +42,8 @@ LOOK_SECONDS = 2.0
 SHOWN_CHARACTERS = 160
 SILENCE_SECONDS = 60.0
 """After so long without a line, one reports how far the runs under way are."""
+PAGE_SECONDS = 10.0
+"""Between two writings of the sweep's page while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ class Campaign:
         self._read: dict[Key, tuple[int, SweepRun]] = {}
         """Size of a run's journal, and the run as it was then."""
         self._ended_before, self._began = len(outcomes), time.monotonic()
-        self._said, self._next_look, self._is_spent = self._began, 0.0, False
+        self._said, self._next_look, self._next_page, self._is_spent = self._began, 0.0, 0.0, False
         self._settle()
 
     def proceed(self) -> bool:
@@ -148,7 +152,18 @@ class Campaign:
         if self._under_way and time.monotonic() - self._said >= SILENCE_SECONDS:
             steps = [f"{job.name} step {len(self._run(key).curve(REWARD))}" for key, job in self._under_way.items()]
             self._say(f"under way: {', '.join(steps)}")
+        if time.monotonic() >= self._next_page:
+            self._next_page = time.monotonic() + PAGE_SECONDS
+            self.write_page()
         return bool(self._under_way)
+
+    def write_page(self, *, is_running: bool = True) -> None:
+        """Write the page of the sweep as it is now; one that cannot be written does not end it."""
+        ended = {key: outcome.status for key, outcome in self._outcomes.items() if key[0] in self._arms}
+        states = dict.fromkeys(self._under_way, RUNNING) | ended
+        rewards = {key: list(self._run(key).curve(REWARD).values()) for key in states}
+        with contextlib.suppress(OSError):
+            write_live(self._stored, self._arms, states, rewards, is_running=is_running)
 
     def _next(self) -> Key | None:
         """Return the run to begin next, asking the study for a new arm where all chosen ones are done or under way."""
@@ -207,10 +222,9 @@ class Campaign:
         ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
         if outcome.status != "failed" and run.records:
             row = run_row(run, outcome, self._sweep.objective)
-            reached = (
-                f", objective {plain(row['objective'])}, reward {plain(row['reward'])}, KL to the initial policy "
-                f"{plain(row['kl_init_seq'])} nats per completion, {duration(row['wall_seconds'])}"
-            )
+            figures = {self._sweep.objective.name: row["objective"], "reward": row["reward"], "KL": row["kl_init_seq"]}
+            of_run = "".join(f", {name} {plain(value)}" for name, value in figures.items())
+            reached = f"{of_run} nats a completion to the initial policy, {duration(row['wall_seconds'])}"
         self._say(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{reached}")
         self._settle()
 
@@ -317,9 +331,9 @@ def prune_reason(
         if len(there) < pruner.min_arms:
             continue
         if pruner.reward == "median" and own < median(theirs):
-            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} settings"
         if pruner.reward == "successive_halving" and rank > kept:
-            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} settings; {kept} continue"
     return None
 
 

@@ -1,7 +1,7 @@
 """What knobs, levels, arms and figures are called, and how they are written: in the command, MLflow, tables and pictures."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,13 +12,9 @@ if TYPE_CHECKING:
     from grpo_core.sweep.statistics.paired import PairedEstimate
 
 UNKNOWN = "-"
-PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
-"""What ± is wherever a report has one: in words, tables and pictures; the width that the intervals in brackets have, too."""
-ROUNDED = 1e-12
-"""A half width below this share of its mean is rounding: the seeds agree."""
-MOST_DECIMALS = 8
-MOST_DIGITS = 6
-"""Significant digits of a mean beside its half width."""
+MANY_SEEDS = 5
+"""From so many seeds on an interval stands for them; fewer are shown themselves."""
+MINUS = "\N{MINUS SIGN}"
 MOST_LISTED = 3
 
 
@@ -33,12 +29,16 @@ class KnobName:
     unit: str = ""
     null: str = "null"
     """What its level null means."""
+    where_null: str = ""
+    """The same as a place: `where the reference never moves`."""
 
 
 KNOB_NAMES = {
     "loss.beta": KnobName(short="β", name="β"),
     "rollout.group_size": KnobName(short="G", name="group size", unit="completions"),
-    "reference.sync_steps": KnobName(short="sync", name="sync period", unit="steps", null="never"),
+    "reference.sync_steps": KnobName(
+        short="sync", name="sync period", unit="steps", null="never", where_null="where the reference never moves"
+    ),
     "reference.mixup_alpha": KnobName(short="α", name="mixup α"),  # noqa: RUF001 - the letter alpha
     "model.lora": KnobName(short="adapter", name="adapter", null="none"),
     "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
@@ -85,8 +85,46 @@ def level_name(knob: str, level: Any) -> str:
     return f"{level:g}" if isinstance(level, float) else visible(str(level))
 
 
-def arm_name(values: Mapping[str, Any]) -> str:
-    """Return what an arm is called, from its swept values.
+def capital(name: str) -> str:
+    """Return a name as a title has it; a key stays as it is written.
+
+    >>> capital("group size"), capital("β"), capital("optimizer.lr"), capital("kl/init/seq")
+    ('Group size', 'β', 'optimizer.lr', 'kl/init/seq')
+    """
+    return name if len(name) == 1 or "." in name or "/" in name else name[:1].upper() + name[1:]
+
+
+def where_level(knob: str, level: Any) -> str:
+    """Return a level as a place.
+
+    >>> where_level("reference.sync_steps", None), where_level("loss.beta", 4.0)
+    ('where the reference never moves', 'with β 4')
+    """
+    place = KNOB_NAMES[knob].where_null if knob in KNOB_NAMES and level is None else ""
+    return place or f"with {knob_name(knob)} {level_name(knob, level)}"
+
+
+def setting_name(values: Mapping[str, Any]) -> str:
+    """Return what a setting is called in a report.
+
+    >>> setting_name({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None})
+    'β 0.04 · G 8 · sync never'
+    """
+    return arm_name(values, "{} {}", " · ")
+
+
+def setting_phrase(values: Mapping[str, Any]) -> str:
+    """Return the same as part of a sentence.
+
+    >>> setting_phrase({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None})
+    'β 0.04 with G 8 and sync never'
+    """
+    first, *others = setting_name(values).split(" · ")
+    return f"{first} with {' and '.join(others)}" if others else first
+
+
+def arm_name(values: Mapping[str, Any], form: str = "{}={}", separator: str = " ") -> str:
+    """Return what an arm is called, from its swept values: in commands, folders and MLflow.
 
     >>> arm_name({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None, "optimizer.lr": 1e-05})
     'β=0.04 G=8 sync=never lr=1e-05'
@@ -96,25 +134,12 @@ def arm_name(values: Mapping[str, Any]) -> str:
     last_parts = [knob.rpartition(".")[2] for knob in values]
     shorts = {knob: knob if last_parts.count(last) > 1 else last for knob, last in zip(values, last_parts, strict=True)}
     shorts |= {knob: known.short for knob, known in KNOB_NAMES.items()}
-    return " ".join(f"{visible(shorts[knob])}={level_name(knob, level)}" for knob, level in values.items())
+    return separator.join(form.format(visible(shorts[knob]), level_name(knob, level)) for knob, level in values.items())
 
 
 def arm_names(arms: Sequence["Arm"]) -> str:
-    """Return all arms by name: the first few with their settings, the others by number, as in the table of arms."""
-    spelt_out = len(arms) if len(arms) == MOST_LISTED + 1 else MOST_LISTED  # one more is as short as "arms 7"
-    rest = ["arms " + ", ".join(str(arm.number) for arm in arms[spelt_out:])] if arms[spelt_out:] else []
-    return "; ".join([*(f"{arm.name} (arm {arm.number})" for arm in arms[:spelt_out]), *rest])
-
-
-def arms_of(count: int, total: int) -> str:
-    """Return how many of the other arms.
-
-    >>> arms_of(2, 17), arms_of(17, 17), arms_of(0, 1), arms_of(1, 1)
-    ('2 of the 17 others', 'all 17 others', 'none of 1 other', 'the other arm')
-    """
-    if count == total:
-        return "the other arm" if total == 1 else f"all {total} others"
-    return f"{count} of the {total} others" if count else f"none of {counted(total, 'other')}"
+    """Return settings by name, the first few of them."""
+    return first_few([setting_name(arm.values) for arm in arms])
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -133,6 +158,28 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{min(decimals, 8)}f}" if abs(value) >= 1e-5 else f"{value:.{digits - 1}e}"
 
 
+def signed(value: float, text: Callable[[float], str] = lambda size: significant(size, 2)) -> str:
+    """Return a difference with its sign, to two significant digits unless `text` writes it otherwise.
+
+    >>> signed(0.3083), signed(-0.0512) == MINUS + "0.051", signed(0.0)
+    ('+0.31', True, '0')
+    """
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{text(abs(value))}"
+
+
+def over_seeds(values: Sequence[float], mean: float, half: float, *, is_share: bool = False) -> str:
+    """Return a mean with the figure of each seed, or from 5 seeds on with its 95 % interval, that of a share inside 0 to 1.
+
+    >>> over_seeds([0.9, 0.5], 0.7, 2.54), over_seeds([0.9] * 5, 0.9, 0.2, is_share=True)
+    ('0.700 (0.900 · 0.500)', '0.900 [0.700, 1.000]')
+    """
+    if len(values) < MANY_SEEDS:
+        return f"{plain(mean)} ({' · '.join(map(plain, values))})" if len(values) > 1 else plain(mean)
+    low, high = (max(0.0, mean - half), min(1.0, mean + half)) if is_share else (mean - half, mean + half)
+    return " ".join(bounds(mean, low, high))
+
+
 def plain(value: float) -> str:
     """Return a figure with three decimals where these are enough, so that figures side by side line up.
 
@@ -142,36 +189,15 @@ def plain(value: float) -> str:
     return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else significant(value)
 
 
-def with_half_width(mean: float, half: float, separator: str = " ") -> str:
-    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval.
+def bounds(mean: float, low: float, high: float, sign: int = 1, most: float = math.inf) -> tuple[str, str]:
+    """Return a mean and its interval, all with the decimals that the width calls for.
 
-    Both have the same decimals: as many as two significant digits of the half width need, no fewer than `plain` gives, and no
-    more than `MOST_DIGITS` of the mean need. A half width that these cannot show is below the last of them.
-
-    >>> with_half_width(0.3981, 0.000625), with_half_width(0.7123, 0.0101), with_half_width(123.4, 12.34)
-    ('0.39810 ± 0.00063', '0.712 ± 0.010', '123 ± 12')
-    >>> with_half_width(0.4, 1e-10), with_half_width(0.00012, 1e-10), with_half_width(0.0, 1e-10)
-    ('0.400000 ± < 0.000001', '0.00012000 ± < 0.00000001', '0.000000 ± < 0.000001')
-    """
-    if math.isnan(half):
-        return plain(mean)
-    if not math.isfinite(half) or half <= ROUNDED * abs(mean):
-        return f"{plain(mean)}{separator}± {plain(0.0 if math.isfinite(half) else half)}"
-    fewest = 3 if abs(mean) < 10 else 0
-    most = min(MOST_DIGITS - 1 - math.floor(math.log10(abs(mean))) if mean else MOST_DIGITS, MOST_DECIMALS)
-    decimals = max(fewest, min(1 - math.floor(math.log10(half)), most))
-    shown = f"{half:.{decimals}f}"
-    shown = shown if float(shown) else f"< {10.0**-decimals:.{decimals}f}"
-    return f"{_signed(mean, decimals)}{separator}± {shown}"
-
-
-def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, str]:
-    """Return a mean and its interval, all with the decimals that the width calls for; turned round for `sign` -1.
+    It is turned round for `sign` -1, and ends where the difference would be larger than it can be (`most`).
 
     >>> bounds(0.1234, 0.05, 0.19), bounds(0.00012, 0.00008, 0.00016), bounds(0.1234, 0.05, 0.19, -1)
     (('0.123', '[0.050, 0.190]'), ('0.00012', '[0.00008, 0.00016]'), ('-0.123', '[-0.190, -0.050]'))
     """
-    low, high = sorted((sign * low, sign * high))
+    low, high = sorted((max(-most, min(most, sign * low)), max(-most, min(most, sign * high))))
     largest = max(abs(mean), abs(low), abs(high))
     decimals = 3 if largest == 0 or largest >= 0.01 else min(1 - math.floor(math.log10(largest)), 10)
     decimals = decimals if largest < 10 else 2 if largest < 100 else 0
@@ -179,10 +205,12 @@ def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, st
     return middle, f"[{left}, {right}]"
 
 
-def estimate_text(estimate: "PairedEstimate", sign: int = 1) -> str:
-    """Return a difference with its 95 % interval, turned round for `sign` -1; without it where there is none."""
+def estimate_text(estimate: "PairedEstimate", sign: int = 1, most: float = math.inf) -> str:
+    """Return a difference with its 95 % interval as `bounds` does; without it where there is none, or no spread."""
     mean, low, high = estimate.mean, estimate.low, estimate.high
-    return plain(sign * mean) if math.isnan(low) else " ".join(bounds(mean, low, high, sign))
+    if estimate.spread == "constant":
+        return f"{plain(sign * mean)}, the same in every seed"
+    return plain(sign * mean) if math.isnan(low) else " ".join(bounds(mean, low, high, sign, most))
 
 
 def p_text(p: float) -> str:
@@ -269,7 +297,7 @@ class Measure:
     heading: str = ""
     unit: str = ""
     shown: Literal["spread", "mean", "count", "time"] = "spread"
-    """As mean ± half its interval, as a mean alone, as a whole number, or as a time."""
+    """As a mean with what `over_seeds` shows beside it, as a mean alone, as a whole number, or as a time."""
     outcome: str = ""
     """What it is called where the levels of knobs are compared in it; empty where they are not."""
     drift: str = ""
@@ -277,13 +305,13 @@ class Measure:
     in_mlflow: bool = False
     """Whether each run gets it as metric `sweep/<key>`, so that MLflow's compare page has it."""
 
-    def text(self, mean: float, half: float) -> str:
-        """Return a mean over runs as its table shows it, with half of its interval where it is shown with one."""
+    def text(self, values: Sequence[float], mean: float, half: float, *, is_share: bool = False) -> str:
+        """Return a mean over runs as its table shows it."""
         if self.shown == "time":
             return duration(mean)
         if self.shown == "count":
             return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
-        return with_half_width(mean, half) if self.shown == "spread" else plain(mean)
+        return over_seeds(values, mean, half, is_share=is_share) if self.shown == "spread" else plain(mean)
 
 
 MEASURES = {
@@ -299,6 +327,7 @@ MEASURES = {
             in_mlflow=True,
         ),
         Measure(key="accuracy_before"),
+        Measure(key="objective_before"),
         Measure(
             key="reward",
             metric="reward/mean",

@@ -118,7 +118,7 @@ def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]
             for line in str(error).splitlines():
                 faults[line].append(arm_name(values))
     if faults:
-        raise ConfigError(listed([f"arm {first_few(names, 1)}: {line}" for line, names in faults.items()]))
+        raise ConfigError(listed([f"setting {first_few(names, 1)}: {line}" for line, names in faults.items()]))
     return configs
 
 
@@ -135,13 +135,13 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}": (
             sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP
         ),
-        f"axes.{', axes.'.join(data_axes)}: arms have other prompts, also held-out ones: they are not compared on the same": (
+        f"axes.{', axes.'.join(data_axes)}: settings have other prompts, also held-out ones: not compared on the same": (
             bool(data_axes)
         ),
         f"objective.last_steps: {last} is more than training.steps {min(steps)}: the mean is over the whole run": (
             last > min(steps)
         ),
-        "seeds: one seed shows no spread; no interval can be given, and no arm be called better": len(sweep.seeds) == 1,
+        "seeds: one seed shows no spread; no interval can be given, and no setting be called better": len(sweep.seeds) == 1,
     }
     # + leaves out what is about no arm.
     return [*_counted_arms(+counts, configs), *(note for note, holds in notes.items() if holds), *_warnings(sweep, configs)]
@@ -151,7 +151,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
     """Yield a line each for the sweep, its arms (of a search: the ends of its ranges) and its warnings."""
     sweep = plan.sweep
     seeds = f"{len(sweep.seeds)} seeds ({', '.join(map(str, sweep.seeds))})"
-    yield f"{plan.num_arms} arms x {seeds} = {plan.num_runs} runs of {plan.preset}"
+    yield f"{plan.num_arms} settings x {seeds} = {plan.num_runs} runs of {plan.preset}"
     yield f"objective: {sweep.objective.metric}; sampler: {sweep.sampler}" + (f"; hold: {sweep.hold}" if sweep.hold else "")
     for number, (values, config) in enumerate(zip(grid(sweep), plan.configs[:SHOWN_ARMS], strict=False)):
         factor, rollout = derived.advantage_rms_factor(config), config.rollout
@@ -189,10 +189,10 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
         ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
     ]
     return {
-        f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
+        f"trials: {sweep.trials} has no effect with sampler grid, which runs every setting; leave it out": (
             sweep.sampler == "grid" and sweep.trials is not None
         ),
-        f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20": (
+        f"trials: sampler {sweep.sampler} needs the number of settings to try, for example trials: 20": (
             sweep.sampler != "grid" and sweep.trials is None
         ),
         f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound": (
@@ -261,17 +261,17 @@ def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     why = why if found is None or found.deterministic else "depends on the machine and is another in every repetition"
     _refuse_first(
         {
-            f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
+            f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
-            "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
-            f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
-            "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
-            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
+            "the same setting there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
+            f"axes.{SYNC}: in {moved} of {len(configs)} settings a rule of monitor.rules (action: sync) synchronises the "
+            "reference as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis "
+            "out, or make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
             f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,
             f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
                 find_metric(kl_metric) is not None and kl_metric.startswith("kl/")
             ),
-            f"objective.metric: {metric} {why}, so it makes no arm better; give, for example, {example}": bool(why),
+            f"objective.metric: {metric} {why}, so it makes no setting better; give, for example, {example}": bool(why),
         }
     )
     faults = Counter[str]()
@@ -323,12 +323,12 @@ def _warnings(sweep: SweepConfig, configs: Sequence[RunConfig]) -> Iterator[str]
         if keys := _contained(sweep, figure, has_verifier=configs[0].evaluation.verifier is not None):
             yield (
                 f"objective: {figure} contains {', '.join(keys)}, which the axes change: equal policies differ in it; maximise "
-                "a figure that means the same in every arm, such as eval/heldout/greedy_accuracy with one verifier"
+                "a figure that means the same in every setting, such as eval/heldout/greedy_accuracy with one verifier"
             )
 
 
 def _counted_arms(texts: Mapping[str, int], arms: Sequence[RunConfig]) -> tuple[str, ...]:
-    return tuple(f"{count} of {len(arms)} arms: {text}" for text, count in texts.items())
+    return tuple(f"{count} of {len(arms)} settings: {text}" for text, count in texts.items())
 
 
 def _contained(sweep: SweepConfig, figure: str, *, has_verifier: bool) -> list[str]:

@@ -119,7 +119,7 @@ def collect(stored: StoredSweep) -> SweepRuns:
         notes=(*stored.extensions, *plan.notes, *of_journals),
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
-        resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
+        folder=path_argument(stored.dir.path),
         budget_spent=spent_budget(sweep.budget, runs) is not None,
     )
 
@@ -160,6 +160,7 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     figures = dict.fromkeys(MEASURES, math.nan) | {
         "steps": 0,
         "accuracy_before": _evaluated(records, ACCURACY, 0),
+        "objective_before": _evaluated(records, objective.metric, 0) if objective.is_of_evaluation else math.nan,
         "advantage_rms_factor": advantage_rms_factor(config) or math.nan,
     }
     if not len(steps):

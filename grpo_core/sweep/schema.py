@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from grpo_core.config.section import PlainValues, Section, Steps, StudyUrl, Text
-from grpo_core.metrics import LAST_STEPS
+from grpo_core.metrics import LAST_STEPS, find_metric
 
 MOST_TRIALS = 10_000
 """Arms that a search tries."""
+NAMES = {"eval/heldout/greedy_accuracy": "held-out accuracy", "reward/mean": "reward"}
+"""Metrics that people know by another name."""
 STUDY_VARIABLE = "GRPO_STUDY_URL"
 """The address of the studies' database, where a sweep names none."""
 
@@ -78,6 +80,18 @@ class ObjectiveConfig(Section):
     def is_of_evaluation(self) -> bool:
         """Whether the metric is one of the final evaluation."""
         return self.metric.startswith("eval/")
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it lies between 0 and 1."""
+        found = find_metric(self.metric)
+        return self.kl_penalty is None and found is not None and found.unit == "0..1"
+
+    @property
+    def name(self) -> str:
+        """What people call it: `held-out accuracy`, `held-out pass@1`, `reward`; a metric without a name by its key."""
+        known = NAMES.get(self.metric, self.metric.replace("eval/heldout/pass_at_", "held-out pass@"))
+        return known if self.kl_penalty is None else f"{known} - {self.kl_penalty:g} x {self.kl_metric}"
 
 
 class PrimaryConfig(Section):

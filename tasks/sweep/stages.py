@@ -72,7 +72,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}", folders)
         claim(path)
     say(
-        f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
+        f"{plan.num_arms} settings x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
         f"{plan.sweep.runs.concurrency} at a time, in {path}"
     )
     return path
@@ -115,8 +115,9 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     tracking = {"tracking.parent": tracked.run_id, **({} if tracked.has_pages else {"tracking.uri": tracked.uri})}
     percent = progress_artifact("sweep-progress", for_markdown(stored.name))
     with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
+        campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
         try:
-            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
+            say(f"its page: {stored.dir.page}")
             while campaign.proceed():
                 pause()
         except BaseException as error:
@@ -125,6 +126,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
                     sys.stderr.write(INTERRUPTED)
             if was_interrupted(error) or not launcher.outlives_the_sweep:
                 launcher.interrupt()
+            campaign.write_page(is_running=False)
             raise
 
 
@@ -208,9 +210,9 @@ def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple[dict[str, 
 
     again = f"`grpo report {path_argument(stored.dir.path)}` tries again"
     comparison, fault = compare_sweep(stored)
-    sweep, answer = make_report(stored, comparison)
+    sweep, found = make_report(stored, comparison)
     problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
     if tracked is not None:
         with collect_problems(problems, "the report is not in MLflow", f"; {again}"):
-            log_results(tracked, stored, sweep, answer)
-    return sweep.statuses(), answer, tuple(problems)
+            log_results(tracked, stored, sweep, found.lines)
+    return sweep.statuses(), found.lines, tuple(problems)

@@ -46,7 +46,7 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
         "",
         *("| key | values |", "|---|---|", *rows),
         "",
-        f"{plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {f'{sweep.hold} held; ' if sweep.hold else ''}"
+        f"{plan.num_arms} settings, seeds {', '.join(map(str, sweep.seeds))}; {f'{sweep.hold} held; ' if sweep.hold else ''}"
         f"base {for_markdown(plan.preset)}. "
         f"Its runs are nested below. {for_code(f'grpo report {stored.dir.path.resolve()}')}",
     ]

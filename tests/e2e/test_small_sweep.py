@@ -27,7 +27,7 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     sweep_dir = SweepDir(tmp_path / "runs" / "one")
-    assert (sweep_dir.report / "report.html").stat().st_size > 50_000
+    assert "<h1>" in (sweep_dir.report / "report.html").read_text()
     tracked = json.loads(sweep_dir.tracking_file.read_text())
     client = MlflowClient(tracking_uri=tracked["uri"])
     children = client.search_runs([tracked["experiment_id"]], f"tags.`mlflow.parentRunId` = '{tracked['run_id']}'")

@@ -88,7 +88,7 @@ def test_every_arm_and_seed_is_there_exactly_once(resumed: tuple[SweepDir, Finis
     lines = [json.loads(line) for line in sweep_dir.outcomes_file.read_text().splitlines()]
     assert len(lines) == 4
     assert "4 finished" in done.stdout
-    assert (sweep_dir.report / "report.html").stat().st_size > 50_000
+    assert "<h1>" in (sweep_dir.report / "report.html").read_text()
 
 
 def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Finished]) -> None:
@@ -106,7 +106,7 @@ def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Fin
         assert run.data.metrics["sweep/objective"] == pytest.approx(sum(rewards) / len(rewards))
     parent = client.get_run(tracked["run_id"])
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["answer"].startswith("best of 4 arms")
+    assert " was highest in the one seed: reward " in parent.data.tags["answer"].splitlines()[0]
     paths = {file.path for folder in ("results", "report") for file in client.list_artifacts(tracked["run_id"], folder)}
     assert {"results/runs.parquet", "results/steps.parquet", "report/report.html"} <= paths
 

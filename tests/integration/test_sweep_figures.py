@@ -15,8 +15,11 @@ from scipy import stats
 from grpo_core.machine.disk import write_json
 from grpo_core.sweep.arms import Outcome, arm_config
 from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.results import collect
+from grpo_core.sweep.statistics.findings import find
 from tasks.sweep.stages import report_again
 from tasks.tracking.store import make_client
+from tests.support.sweep_frames import statements
 from tests.support.sweeps import choose_arms, stored_sweep, write_run
 
 STEPS, PROBE_EVERY, LAST_STEPS = 30, 10, 5
@@ -89,8 +92,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_tables_words_effects_and_mlflow_hold_the_last_probe(tmp_path: Path, client: Any) -> None:
     objective = {"metric": "reward/mean", "kl_metric": PROBE, "kl_bound": BOUND, "last_steps": LAST_STEPS}
     sweep_dir = write_sweep(tmp_path, client, objective=objective)
-    _, answer, problems = report_again(sweep_dir.path)
+    _, _, problems = report_again(sweep_dir.path)
     assert problems == ()
+    words = statements(find(collect(sweep_dir.read())))
     probes = {key: last_probe(sweep_dir, *key) for key in itertools.product(range(4), SEEDS)}
     for row in pandas.read_parquet(sweep_dir.results / "runs.parquet").to_dict("records"):
         wanted = probes[row["arm"], row["seed"]]
@@ -99,17 +103,17 @@ def test_tables_words_effects_and_mlflow_hold_the_last_probe(tmp_path: Path, cli
         metrics = tracked_metrics(client, sweep_dir, *key)
         assert metrics["sweep/probe_kl_init"] == metrics["sweep/drift"] == pytest.approx(wanted, rel=1e-12)
     effects = pandas.read_parquet(sweep_dir.report / "effects.parquet").set_index(["outcome", "knob"])
-    for name, knob, larger, smaller, words in (
-        ("β", "loss.beta", (2, 3), (0, 1), "0.1 has lower drift than 1"),
-        ("sync period", "reference.sync_steps", (1, 3), (0, 2), "never has lower drift than 20"),
+    for name, knob, larger, smaller, levels in (
+        ("β", "loss.beta", (2, 3), (0, 1), "1 over 0.1"),
+        ("sync period", "reference.sync_steps", (1, 3), (0, 2), "20 over never"),
     ):
         of_seed = [fmean(probes[arm, seed] for arm in larger) - fmean(probes[arm, seed] for arm in smaller) for seed in SEEDS]
         interval = stats.ttest_1samp(of_seed, 0).confidence_interval(0.95)
-        (line,) = [text for text in answer if text.startswith(f"drift by {name} (KL to the initial policy, exact, ")]
-        assert f"{words} by {fmean(of_seed):.3f} [{interval.low:.3f}, {interval.high:.3f}]" in line
+        (line,) = [text for text in words if text.startswith(f"drift (exact, nats per token on the probe set), {name}: ")]
+        assert f"{levels} by {fmean(of_seed):.3f} [{interval.low:.3f}, {interval.high:.3f}]" in line
         assert abs(effects.loc[("probe_kl_init", knob), "difference"]) == pytest.approx(fmean(of_seed), rel=1e-9)
-    (bound,) = [text for text in answer if text.startswith("within the bound")]
-    assert "(arm 3)" in bound.partition("over it, so never the best: ")[2]
+    (bound,) = [text for text in words if text.startswith("within the bound")]
+    assert "β 1 · sync 20" in bound.partition("over it, so never the best: ")[2]
 
 
 def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Path, client: Any) -> None:
@@ -119,7 +123,7 @@ def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Pat
     run_id = json.loads(sweep_dir.run_dir(1, 0).tracking_file.read_text())["run_id"]
     client.log_metric(run_id, "sweep/objective", 0.42, step=STEPS - 1)
     _, answer, problems = report_again(sweep_dir.path)
-    assert (problems, "nothing to compare yet" in answer[0]) == ((), True)
+    assert (problems, "Nothing to compare yet" in answer[0]) == ((), True)
     rows = pandas.read_csv(sweep_dir.results / "runs.csv")
     assert rows[["probe_kl_init", "drift", "objective"]].isna().all(axis=None)
     assert rows["kl_init_seq"].notna().all()

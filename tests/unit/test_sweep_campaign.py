@@ -28,7 +28,7 @@ def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
     }
     assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"finished"}
     assert still_open == set()
-    assert lines[0].startswith("[1/4] β=0.1 seed=0: finished, objective 2.000, reward 2.000, KL to the initial policy - nats")
+    assert lines[0].startswith("[1/4] β=0.1 seed=0: finished, reward 2.000, KL - nats a completion")
     assert run_all(stored, {})[:2] == ([], [])
 
 
@@ -95,7 +95,7 @@ FOUR = [[0, value] for value in (0.1, 0.2, 0.3)]
 @pytest.mark.parametrize(
     ("pruner", "rewards", "others", "said"),
     [
-        (MEDIAN, [0, 0, 0.3, 0.5], THREE, "0.4 at step 4 is below the median 0.5 of 3 arms"),
+        (MEDIAN, [0, 0, 0.3, 0.5], THREE, "0.4 at step 4 is below the median 0.5 of 3 settings"),
         (MEDIAN, [0, 0, 0.5, 0.5], THREE, None),
         (MEDIAN, [0.0] * 3, [[1.0] * 8] * 2, None),  # before the first rung
         (MEDIAN, [0.0] * 4, [[1.0] * 8], None),  # among too few
@@ -105,7 +105,7 @@ FOUR = [[0, value] for value in (0.1, 0.2, 0.3)]
         (MEDIAN, [0.5] * 8, LATER, "step 8"),
         (MEDIAN, [0.5] * 8, [[0.5] * 8] * 7, None),
         (HALVING, [0, 0.25], FOUR, None),  # second of four, two continue
-        (HALVING, [0, 0.15], FOUR, "number 3 of 4 arms; the first 2 continue"),
+        (HALVING, [0, 0.15], FOUR, "number 3 of 4 settings; 2 continue"),
         (HALVING, [0.5] * 8, [[0.5] * 8] * 7, None),
     ],
 )

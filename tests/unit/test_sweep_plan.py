@@ -23,12 +23,12 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"axes": {"loss.bta": [1, 2]}}, ["arm bta=1 and 1 more", "loss.bta", "did you mean loss.beta"]),
+        ({"axes": {"loss.bta": [1, 2]}}, ["setting bta=1 and 1 more", "loss.bta", "did you mean loss.beta"]),
         ({"axes": {"loss.beta": []}}, ["axes.loss.beta", "at least 1 item"]),
         ({"axes": {}}, ["axes", "at least 1 item"]),
         ({"axes": {"loss.beta": [0.1]}}, ["axes.loss.beta", "only one value", "0.1"]),
         ({"axes": {"loss.beta": [1, 1.0]}}, ["axes.loss.beta", "listed 2 times"]),
-        ({"axes": {"loss.beta": [0.1, -0.2]}}, ["arm β=-0.2", "loss.beta", "greater than or equal to 0"]),
+        ({"axes": {"loss.beta": [0.1, -0.2]}}, ["setting β=-0.2", "loss.beta", "greater than or equal to 0"]),
         ({"axes": {"training.seed": [0, 1]}}, ["axes.training.seed", "seeds"]),
         ({"axes": {"tracking.run_name": ["a", "b"]}}, ["axes.tracking.run_name"]),
         ({"overrides": {"loss.beta": 0.3}}, ["axes.loss.beta", "overrides", "0.3"]),
@@ -38,11 +38,11 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ),
         (
             {"axes": {"loss.beta": [0.1, 0.2], "reference.sync_steps": [1, 5]}},
-            ["axes.loss.beta", "2 of 4 arms", "always 0"],
+            ["axes.loss.beta", "2 of 4 settings", "always 0"],
         ),
         (
             {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"monitor.rules": [SYNC_RULE]}},
-            ["axes.reference.sync_steps: in 2 of 2 arms a rule of monitor.rules (action: sync)", "null would not be never"],
+            ["axes.reference.sync_steps: in 2 of 2 settings a rule of monitor.rules (action: sync)", "null would not be never"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
@@ -191,14 +191,14 @@ LAST_PROBE = (
 def test_a_drift_that_no_run_measures_at_its_end_cannot_decide(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         make_plan({**PROBED, **changes})
-    for word in ["2 of 2 arms", *words]:
+    for word in ["2 of 2 settings", *words]:
         assert word in str(caught.value)
 
 
 def test_a_report_that_will_lack_the_exact_drift_is_a_warning() -> None:
     plan = make_plan({**PROBED, "overrides": {"probe.every_steps": 50}})
     (note,) = plan.notes
-    assert note.startswith("2 of 2 arms: the report will lack the exact drift: " + LAST_PROBE)
+    assert note.startswith("2 of 2 settings: the report will lack the exact drift: " + LAST_PROBE)
     assert any(note in line for line in describe_plan(plan))
     assert make_plan({**PROBED, "overrides": {"probe.every_steps": 14}}).notes == ()
     assert make_plan({**PROBED, "overrides": {"probe.every_steps": 50}, "objective": {"last_steps": 21}}).notes == ()

@@ -21,7 +21,6 @@ from grpo_core.sweep.statistics.effects import (
     knob_effects,
     simple_effects,
 )
-from grpo_core.sweep.statistics.findings import frontier
 from grpo_core.sweep.statistics.paired import (
     holm,
     moderated_p,
@@ -277,16 +276,3 @@ def test_interactions_are_scipys_paired_test_of_effects_and_a_family_of_their_ow
         assert one.estimate.mean == pytest.approx(shown[1] - shown[0])
     assert [one.estimate.p for one in found] == pytest.approx(p_values)
     assert [one.holm_p for one in found] == pytest.approx(holm(p_values))
-
-
-# Frontier
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
-def test_the_frontier_is_what_no_point_dominates(points: list[tuple[int, int]]) -> None:
-    def dominated(point: tuple[int, int]) -> bool:
-        return any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
-
-    kept = frontier([*points, (math.nan, 7.0)])
-    assert sorted(kept) == [index for index, point in enumerate(points) if not dominated(point)]
-    assert [points[index][0] for index in kept] == sorted(points[index][0] for index in kept)

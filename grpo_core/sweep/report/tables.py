@@ -1,18 +1,19 @@
 """The tables of a report: those of its page, and of the statistics as Parquet, one row a statement."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
 
-from grpo_core.metrics import find_metric
 from grpo_core.pages import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
     MEASURES,
-    PLUS_MINUS,
     UNKNOWN,
     Measure,
     bounds,
@@ -20,14 +21,25 @@ from grpo_core.sweep.display import (
     knob_name,
     knob_title,
     level_name,
+    over_seeds,
     p_text,
     plain,
+    setting_name,
+    signed,
 )
+from grpo_core.sweep.report.charts import setting_look
 from grpo_core.sweep.report.words import new_prompts_text
-from grpo_core.sweep.statistics.effects import Association, Difference, Statement, mean_and_half_width, simple_effects
+from grpo_core.sweep.statistics.effects import (
+    MAX_LEVELS,
+    Association,
+    Difference,
+    Statement,
+    mean_and_half_width,
+    simple_effects,
+)
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms, shrunken_means
 from grpo_core.sweep.statistics.paired import ALPHA
-from grpo_core.sweep.statistics.runs import SweepRuns, as_level
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level, balanced_means, mean
 
 MOST_DIFFERENCES = 40
 """Rows of a table of differences; the Parquet file has all."""
@@ -89,49 +101,98 @@ def _row(found: Statement) -> dict[str, object]:
 # Of the page
 
 
+def setting_rows(sweep: SweepRuns) -> list[dict[str, Any]]:
+    """Return a row each setting with a complete run: those that are ranked, then the others, the highest objective first.
+
+    Beside the figures: `seeds` and `runs` are what the charts show of it, `pages` the page of each run relative to the report.
+    """
+    ranked, measure, gains = ranked_arms(sweep)[0], drift_measure(sweep) or "drift", sweep.values["objective"]
+    rest = [arm for arm in sweep.arms if gains[arm.number] and arm not in ranked]
+    rest.sort(key=lambda arm: -mean(gains[arm.number].values()))
+    folders = sweep.table.dropna(subset="run_dir").groupby("arm")[["seed", "run_dir"]]
+    names = {arm: {seed: Path(path).name for seed, path in of_arm.to_numpy()} for arm, of_arm in folders}
+    rows = []
+    for arm in [*ranked, *rest]:
+        own, best = gains[arm.number], gains[ranked[0].number] if ranked and arm != ranked[0] else {}
+        behind, drifts = [own[seed] - best[seed] for seed in own if seed in best], sweep.values[measure][arm.number]
+        reached = over_seeds([*own.values()], *mean_and_half_width(own.values()), is_share=sweep.is_share("objective"))
+        pages = names.get(arm.number, {})
+        over = "over the bound" if arm in sweep.over else f"{len(own)} of {len(sweep.config.seeds)} seeds"
+        rows.append(
+            setting_look(sweep, arm)
+            | {
+                "seeds": own,
+                "runs": [(drifts[seed], gain) for seed, gain in own.items() if seed in drifts],
+                "is_best": arm in ranked[:1],
+                "note": over if ranked and arm not in ranked else "",
+                "reached": reached,
+                "to_best": signed(mean(behind), plain) if behind else "",
+                "best_ahead": f"{sum(one < 0 for one in behind)} of {len(behind)} seeds" if behind else "",
+                "reward": plain(mean(sweep.values["reward"][arm.number].values())),
+                "drift": plain(mean(drifts.values())),
+                "completions": MEASURES["completions"].text((), mean(sweep.values["completions"][arm.number].values()), 0.0),
+                "pages": {seed: f"../runs/{name}/index.html" for seed, name in pages.items()},
+                "folder": next(iter(pages.values()), "").rpartition("-seed-")[0],
+            }
+        )
+    return rows
+
+
 def outcome_table(sweep: SweepRuns) -> Table:
-    """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
+    """Return what each setting reached: means over its complete seeds."""
     objective, measures = sweep.config.objective, [one for one in MEASURES.values() if one.table == "reached"]
+    own = {"held-out accuracy": "accuracy", "reward": "reward"}.get(objective.name)
+    measures = [replace(one, heading=objective.name) if one.key == "objective" else one for one in measures if one.key != own]
     if objective.kl_bound is not None:
         bound = f"{objective.kl_metric}, at most {objective.kl_bound:g}"
         measures.append(replace(MEASURES["drift"], unit=bound, metric=objective.kl_metric))
-    of_steps = [metric is not None and not metric.is_probe for metric in (find_metric(one.metric or "") for one in measures)]
-    window = f"last {objective.last_steps} steps"
-    measures = [
-        replace(one, unit=", ".join(filter(None, (one.unit, window)))) if is_mean else one
-        for one, is_mean in zip(measures, of_steps, strict=True)
-    ]
-    table = _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures)
+    caption = f"What each setting reached: means over its complete seeds, figures of steps over the last {objective.last_steps}"
+    table = _arm_table(sweep, caption, measures)
     shrunken = shrunken_means(sweep, ranked_arms(sweep)[0])
     if all(map(math.isnan, shrunken.values())):
         return table
     return replace(
         table,
-        head=(*table.head, "objective, without luck"),
+        head=(*table.head, f"{objective.name}, without luck"),
         units=(*table.units, "shrunk to the mean of all ranked"),
         rows=tuple((*row, plain(shrunken.get(arm.number, math.nan))) for row, arm in zip(table.rows, sweep.arms, strict=True)),
     )
 
 
+def pair_tables(sweep: SweepRuns) -> Iterator[Table]:
+    """Yield the mean objective by the levels of each two parameters, over all others."""
+    few = [knob for knob in sweep.varied if sweep.config.sampler == "grid" or len(sweep.levels(knob)) <= MAX_LEVELS]
+    for rows, columns in combinations(few if len(sweep.complete) else (), 2):
+        across, share = sweep.levels(columns), sweep.is_share("objective")
+        cells = {key: [*of_seed.values()] for key, of_seed in balanced_means(sweep, (rows, columns)).items() if of_seed}
+        texts = {key: over_seeds(values, *mean_and_half_width(values), is_share=share) for key, values in cells.items()}
+        found = {level: [texts.get((level, other), UNKNOWN) for other in across] for level in sweep.levels(rows)}
+        yield Table(
+            caption=f"{sweep.name_of('objective')} by {knob_name(rows)} and {knob_name(columns)}",
+            head=(knob_name(rows), *(f"{knob_name(columns)} {level_name(columns, level)}" for level in across)),
+            units=("",) * (1 + len(across)),
+            rows=tuple((level_name(rows, level), *row) for level, row in found.items()),
+        )
+
+
 def cost_table(sweep: SweepRuns) -> Table:
-    """Return what each arm used, and what else differs between arms."""
-    caption = "Arms: what they used and what else differs (means over seeds)"
+    """Return what each setting used, and what else differs between settings."""
+    caption = "What each setting used, and what else differs (means over seeds)"
     return _arm_table(sweep, caption, [measure for measure in MEASURES.values() if measure.table == "used"])
 
 
 def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure]) -> Table:
     known = [one for one in measures if one.key == "drift" or any(sweep.values[one.key].values())]
-    knobs, planned, best = sweep.config.knobs, len(sweep.config.seeds), ranked_arms(sweep)[0][:1]
+    planned, best = len(sweep.config.seeds), ranked_arms(sweep)[0][:1]
     rows = []
     for arm in sweep.arms:
         seeds, pruned = len(sweep.values["objective"][arm.number]), " (pruned)" if arm.number in sweep.pruned else ""
-        levels = [level_name(knob, level) for knob, level in arm.values.items()]
         figures = [_figure(sweep, arm, measure, seeds) for measure in known]
-        rows.append((str(arm.number), *levels, f"{seeds} of {max(planned, seeds)}{pruned}", *figures))
+        rows.append((setting_name(arm.values), f"{seeds} of {max(planned, seeds)}{pruned}", *figures))
     return Table(
         caption=caption,
-        head=("arm", *map(knob_name, knobs), "seeds", *(measure.heading for measure in known)),
-        units=("", *("" for _ in knobs), "complete", *(measure.unit for measure in known)),
+        head=("setting", "seeds", *(measure.heading for measure in known)),
+        units=("", "complete", *(measure.unit for measure in known)),
         rows=tuple(rows),
         strong=frozenset(index for index, arm in enumerate(sweep.arms) if arm in best),
     )
@@ -139,7 +200,8 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure]) -> T
 
 def _figure(sweep: SweepRuns, arm: Arm, measure: Measure, complete: int) -> str:
     known = sweep.values[measure.key][arm.number]
-    text = measure.text(*mean_and_half_width(known.values()))
+    is_share = sweep.is_share(measure.key)
+    text = measure.text(list(known.values()), *mean_and_half_width(known.values()), is_share=is_share)
     if measure.key == "drift":  # unknown in one run is unknown of the arm
         upper = sweep.upper_drifts.get(arm.number, math.nan)
         known_text = UNKNOWN if math.isnan(upper) else f"{text}, at most {plain(upper)}" if complete > 1 else text
@@ -153,7 +215,7 @@ def contrast_table(findings: Findings, outcome: str, knob: str) -> Table:
     """Return the contrasts of one knob for one outcome."""
     found = findings.contrasts(outcome, knob)
     return Table(
-        caption=f"{knob_name(knob)}: paired differences in the {MEASURES[outcome].outcome}",
+        caption=f"{knob_name(knob)}: paired differences in the {findings.sweep.name_of(outcome)}",
         head=("levels", *DIFFERENCE_HEAD, "seeds", "matched pairs"),
         units=("", *DIFFERENCE_UNITS, "", "of runs"),
         rows=tuple(
@@ -166,31 +228,31 @@ def contrast_table(findings: Findings, outcome: str, knob: str) -> Table:
 def interaction_table(findings: Findings, outcome: str) -> Table:
     """Return the interactions of knobs for one outcome: those that stand first, then by p-value; at most 40."""
     shown, note = _first(findings.interactions[outcome], "interactions.parquet")
-    effects = [simple_effects(findings.sweep, one) for one in shown]
+    effects = [(simple_effects(findings.sweep, one), one.most / 2) for one in shown]
     return Table(
-        caption=f"Interactions in the {MEASURES[outcome].outcome}{note}",
-        head=("effect of", "between", "effect at the one", "effect at the other", *DIFFERENCE_HEAD, "matched fours"),
+        caption=f"Interactions in the {findings.sweep.name_of(outcome)}{note}",
+        head=("effect of", "between", "effect at the one", "effect at the other", *DIFFERENCE_HEAD, "sets of four"),
         units=("", "", "its second level", "its first level", *DIFFERENCE_UNITS, "of runs"),
         rows=tuple(
             (
                 f"{knob_name(one.knob)}: {one.name}",
                 f"{knob_name(one.other)}: {level_name(one.other, one.at_second)} − {level_name(one.other, one.at_first)}",  # noqa: RUF001
-                *(estimate_text(at[level]) if level in at else UNKNOWN for level in (one.at_second, one.at_first)),
+                *(estimate_text(at[level], 1, most) if level in at else UNKNOWN for level in (one.at_second, one.at_first)),
                 *_difference_cells(one),
                 f"{one.pairs} of {one.planned_pairs}",
             )
-            for one, at in zip(shown, effects, strict=True)
+            for one, (at, most) in zip(shown, effects, strict=True)
         ),
         strong=_claims(shown),
     )
 
 
 def association_table(findings: Findings, outcome: str) -> Table:
-    """Return the rank correlations of knobs without matched arms."""
+    """Return the rank correlations of parameters without matched settings."""
     found = [*findings.associations(outcome).values()]
     return Table(
-        caption=f"Rank correlation of knobs without matched arms with the {MEASURES[outcome].outcome} (an association)",
-        head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
+        caption=f"Rank correlation with the {findings.sweep.name_of(outcome)} (an association: no matched settings)",
+        head=("parameter", "Spearman's ρ", "p", "Holm p", "settings", "left out"),  # noqa: RUF001 - the letter rho
         units=("", "-1 to 1", "permutation", "the report's family", "", "null"),
         rows=tuple(
             (
@@ -207,13 +269,13 @@ def association_table(findings: Findings, outcome: str) -> Table:
 def secondary_table(findings: Findings) -> Table:
     """Return the contrasts in the other outcomes with p at most 0.05 after Holm's correction within their outcome."""
     return Table(
-        caption="What else the knobs seem to change (corrected within each outcome alone, so no claims)",
+        caption="What else the parameters seem to change (corrected within each outcome alone, so no claims)",
         head=("outcome", "levels", "difference [95 %]", "Holm p"),
         units=("", "", "unadjusted", "per outcome"),
         rows=tuple(
             (
                 *(MEASURES[outcome].outcome, f"{knob_name(one.knob)}: {one.name}"),
-                *(estimate_text(one.estimate), p_text(one.holm_p)),
+                *(estimate_text(one.estimate, 1, one.most), p_text(one.holm_p)),
             )
             for outcome in findings.effects
             if outcome not in findings.interactions
@@ -224,17 +286,17 @@ def secondary_table(findings: Findings) -> Table:
 
 
 def difference_table(findings: Findings) -> Table:
-    """Return the pairs of arms, the better one first, in the order of their p-values; at most 40."""
+    """Return the pairs of settings, the better one first, in the order of their p-values; at most 40."""
     shown, note = _first(findings.differences, "differences.parquet")
     signs = [1 if one.estimate.mean >= 0 else -1 for one in shown]
-    names = [[f"{one.second}: {one.second_name}", f"{one.first}: {one.first_name}"] for one in shown]
+    names: dict[Level, str] = {arm.number: setting_name(arm.values) for arm in findings.sweep.arms}
     return Table(
-        caption=f"Arms against each other: paired differences in the objective{note}",
-        head=("arm", "minus arm", *DIFFERENCE_HEAD, "seeds"),
+        caption=f"Settings against each other: paired differences in the {findings.sweep.name_of('objective')}{note}",
+        head=("setting", "minus setting", *DIFFERENCE_HEAD, "seeds"),
         units=("", "", *DIFFERENCE_UNITS, ""),
         rows=tuple(
-            (*both[::sign], *_difference_cells(one, sign), str(one.estimate.seeds))
-            for one, sign, both in zip(shown, signs, names, strict=True)
+            (*(names[arm] for arm in (one.second, one.first)[::sign]), *_difference_cells(one, sign), str(one.estimate.seeds))
+            for one, sign in zip(shown, signs, strict=True)
         ),
         strong=_claims(shown),
     )
@@ -244,22 +306,22 @@ def left_out_table(sweep: SweepRuns) -> Table:
     """Return the runs that do not enter the statistics, and why."""
     return Table(
         caption="Runs that do not enter the statistics",
-        head=("arm", "seed", "why"),
+        head=("setting", "seed", "why"),
         units=("", "", ""),
-        rows=tuple((f"{arm.number}: {arm.name}", str(seed), reason) for arm, seed, _, reason in sweep.left_out),
+        rows=tuple((setting_name(arm.values), str(seed), reason) for arm, seed, _, reason in sweep.left_out),
     )
 
 
 def run_table(sweep: SweepRuns) -> Table:
     """Return every run with its state, what it reached, and where it is."""
-    measure = drift_measure(sweep)
+    measure, names = drift_measure(sweep), {arm.number: setting_name(arm.values) for arm in sweep.arms}
     return Table(
         caption="All runs",
-        head=("arm", "seed", "state", "objective", "drift", "run dir", "MLflow run"),
+        head=("setting", "seed", "state", sweep.name_of("objective"), "drift", "run dir", "MLflow run"),
         units=("", "", "", "", "" if measure is None else MEASURES[measure].drift, "", ""),
         rows=tuple(
             (
-                *(str(row[name]) for name in ("arm", "seed", "status")),
+                *(names[int(row["arm"])], str(row["seed"]), str(row["status"])),
                 plain(float(row["objective"])),
                 plain(math.nan if measure is None else float(row[measure])),
                 *(str(as_level(row[name]) or UNKNOWN) for name in ("run_dir", "mlflow_run_id")),
@@ -275,11 +337,12 @@ def run_table(sweep: SweepRuns) -> Table:
 def _difference_cells(found: Difference, sign: int = 1) -> tuple[str, ...]:
     """Return what `DIFFERENCE_HEAD` is about."""
     together = found.simultaneous_interval
+    p = math.nan if found.estimate.spread == "constant" else found.estimate.p  # that of no spread is 0 and shows nothing
     return (
-        estimate_text(found.estimate, sign),
+        estimate_text(found.estimate, sign, found.most),
         new_prompts_text(found, sign),
-        UNKNOWN if math.isnan(together[0]) else bounds(found.estimate.mean, *together, sign)[1],
-        *map(p_text, (found.estimate.p, found.moderated_p, found.holm_p)),
+        UNKNOWN if math.isnan(together[0]) else bounds(found.estimate.mean, *together, sign, found.most)[1],
+        *map(p_text, (p, found.moderated_p, found.holm_p)),
     )
 
 

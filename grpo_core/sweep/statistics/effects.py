@@ -120,6 +120,8 @@ class Difference(Statement):
     """Those that would have entered had every run been complete."""
     new_prompts: tuple[float, float]
     """95 % interval for other seeds and other prompts; NaN where no figures by prompt are known."""
+    most: float = math.inf
+    """The largest that it can be: 1 for a share, 2 for an interaction in one."""
 
     @property
     def is_claim(self) -> bool:
@@ -193,6 +195,7 @@ def arm_differences(sweep: SweepRuns) -> tuple[Difference, ...]:
                     second=second.number,
                     first_name=first.name,
                     second_name=second.name,
+                    most=_most(sweep, "objective"),
                     **paired(sweep, 1, [[(values[seed], others[seed])] for seed in seeds], of_prompts),
                 )
             )
@@ -226,6 +229,7 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str) -> list[Difference]:
             second=second,
             first_name=level_name(knob, first),
             second_name=level_name(knob, second),
+            most=_most(sweep, outcome),
             **paired(sweep, _shared(settings, [(first,), (second,)]), pairs, matched(of_prompts, [(first,), (second,)])),
         )
         for first, second, pairs in found
@@ -291,7 +295,7 @@ def paired(
 def unmatched_reason(sweep: SweepRuns, knob: str) -> str | None:
     """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
     if not any(len(arms) > 1 for arms in sweep.settings([knob])):
-        return "no two arms agree in all other knobs"
+        return "no two settings agree in all other parameters"
     numbers = sum(map(is_number, sweep.levels(knob)))
     is_drawn = sweep.config.sampler != "grid" and numbers > MAX_LEVELS
     return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}" if is_drawn else None
@@ -328,6 +332,7 @@ def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Dif
                     other=other,
                     at_first=at_first,
                     at_second=at_second,
+                    most=2 * _most(sweep, outcome),
                     **paired(
                         sweep,
                         _shared(settings, four),
@@ -338,6 +343,10 @@ def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Dif
                 )
             )
     return found
+
+
+def _most(sweep: SweepRuns, outcome: str) -> float:
+    return 1.0 if sweep.is_share(outcome) else math.inf
 
 
 def _effects(four: Sequence[Figure]) -> tuple[Figure, Figure]:

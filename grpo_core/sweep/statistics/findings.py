@@ -146,20 +146,3 @@ def shrunken_means(sweep: SweepRuns, arms: Sequence[Arm]) -> dict[int, float]:
     error = float((residual**2).sum()) / ((len(arms) - 1) * (len(seeds) - 1) * len(seeds))
     kept = max(0.0, 1 - error / spread) if (spread := float(means.var(ddof=1))) > 0 else 0.0
     return {arm.number: float(means.mean() + kept * (own - means.mean())) for arm, own in zip(arms, means, strict=True)}
-
-
-def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the non-dominated points (cost, gain), by rising cost.
-
-    A point is dominated if another costs no more and gains no less, and is better in one of the two. Of equal points all stay.
-    Points with a NaN are left out.
-
-    >>> frontier([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (0.5, 0.1)])
-    [3, 0, 2]
-    """
-    order = sorted((cost, -gain, index) for index, (cost, gain) in enumerate(points) if cost == cost and gain == gain)  # noqa: PLR0124
-    kept: list[int] = []
-    for cost, loss, index in order:
-        if not kept or -loss > points[kept[-1]][1] or (cost, -loss) == points[kept[-1]]:
-            kept.append(index)
-    return kept

@@ -83,8 +83,8 @@ class SweepRuns:
     planned_runs: int = 0
     elapsed_seconds: float = 0.0
     """In which any run was at work."""
-    resume: str = ""
-    """The command that continues the sweep."""
+    folder: str = ""
+    """As a command has it."""
     budget_spent: bool = False
     """Whether its hours or tokens are used up, so that runs that were not begun will not be."""
 
@@ -144,6 +144,20 @@ class SweepRuns:
         """The prompts that an interval over seeds is about, in words: `these 200 prompts`."""
         counts = {len(one) for of_arm in self.scores.values() for one in of_arm.values()}
         return f"these {counts.pop()} prompts" if counts else "these prompts"
+
+    def name_of(self, outcome: str) -> str:
+        """Return what people call an outcome."""
+        return self.config.objective.name if outcome == "objective" else MEASURES[outcome].outcome
+
+    def is_share(self, outcome: str) -> bool:
+        """Return whether an outcome lies between 0 and 1."""
+        return self.config.objective.is_share if outcome == "objective" else MEASURES[outcome].unit == "share"
+
+    @cached_property
+    def before(self) -> float:
+        """The objective before training, the mean over seeds; NaN where it is unknown, or not the same for every setting."""
+        known = self.complete.groupby("seed")["objective_before"]
+        return float(known.first().mean()) if len(self.complete) and (known.nunique() == 1).all() else math.nan
 
     @cached_property
     def awaited(self) -> tuple[int, int]:

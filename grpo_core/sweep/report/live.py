@@ -1,0 +1,62 @@
+"""The page of a sweep while it runs: each setting and seed with its state and its reward so far."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Any
+
+from grpo_core.machine.disk import write_whole
+from grpo_core.metrics import LAST_STEPS
+from grpo_core.pages import render
+from grpo_core.sweep.arms import Arm, Key, total_runs
+from grpo_core.sweep.display import plain, setting_name
+from grpo_core.sweep.folder import StoredSweep
+
+RUNNING = "running"
+
+
+def write_live(
+    stored: StoredSweep,
+    arms: Mapping[int, Arm],
+    states: Mapping[Key, str],
+    rewards: Mapping[Key, Sequence[float]],
+    *,
+    is_running: bool = True,
+) -> None:
+    """Write the page where the report will be; it loads itself again every 10 s while the sweep runs.
+
+    Args:
+        stored: the sweep.
+        arms: chosen so far.
+        states: of the runs that were begun: `running`, or how they have ended.
+        rewards: of each of their steps.
+        is_running: False = the sweep has been interrupted.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    sweep, recent = stored.plan.sweep, {key: fmean(steps[-LAST_STEPS:]) for key, steps in rewards.items() if steps}
+    best = max(recent, key=lambda key: recent[key], default=None)
+
+    def cell(key: Key) -> dict[str, Any]:
+        figures = {"steps": len(rewards.get(key, ())), "reward": plain(recent[key]) if key in recent else ""}
+        page = f"../runs/{stored.dir.run_dir(*key).path.name}/index.html"
+        return {"state": states.get(key, "waiting"), "is_best": key == best, "page": page, **figures}
+
+    page = render(
+        "grpo_core.sweep.report",
+        "live.html.j2",
+        f"Sweep {stored.name}",
+        [],
+        sweep=sweep,
+        rows={setting_name(arm.values): [cell((number, seed)) for seed in sweep.seeds] for number, arm in arms.items()},
+        ended=sum(state != RUNNING for state in states.values()),
+        total=total_runs(stored.plan.num_arms, sweep, arms),
+        steps=max(config.training.steps for config in stored.plan.configs),
+        best=None if best is None else f"{setting_name(arms[best[0]].values)}, seed {best[1]}: reward {plain(recent[best])}",
+        window=LAST_STEPS,
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        is_running=is_running,
+    )
+    stored.dir.report.mkdir(exist_ok=True)
+    write_whole(stored.dir.page, page)
