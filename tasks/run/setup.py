@@ -62,10 +62,10 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, p
         JournalError: the folder already holds another run, or the parent has no checkpoint.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
-        return earlier
     if parent is not None:
         check_root(Path(parent), "continue_from")
+    if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
+        return earlier
     resolved = load_allowed(config, overrides) if parent is None else continue_from(parent, overrides)
     require_sampler([resolved.config])
     require_places([resolved.config])
