@@ -24,7 +24,7 @@ from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
-from grpo_core.run.resuming import is_reported, path_argument
+from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -161,7 +161,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
     steps = folder.read_config().training.steps
-    if repair is None and run_status(folder).state == "finished" and is_reported(folder):
+    if repair is None and run_status(folder).state == "finished" and resume_command(folder) is None:
         echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
         return
     with working_in(run_dir):
