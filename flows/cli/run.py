@@ -20,13 +20,13 @@ from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.machine.process import gc_paused
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import child_environment, import_folders
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
-from grpo_core.run.resuming import is_reported, path_argument
+from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
 from grpo_core.run.warm import warmed
 from grpo_core.sweep.extension import extended
@@ -204,9 +204,10 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
     steps = folder.read_config().training.steps
-    if repair is None and run_status(folder).state == "finished" and is_reported(folder):
-        echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
-        return
+    with contextlib.suppress(GrpoError):  # what is wrong with the run the flow says, and what to do
+        if repair is None and run_status(folder).state == "finished" and resume_command(folder) is None:
+            echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
+            return
     with working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
         use_stack()

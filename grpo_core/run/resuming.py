@@ -133,15 +133,11 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
     except (GrpoError, OSError):  # the journal is damaged: its message says what to do first
         return None
     if last is not None and last.kind == "end" and last.data.get("status") == "finished":
-        is_complete = is_reported(run_dir)
+        # Without a flow's mark the training was started by hand, and nothing is to follow it.
+        is_complete = run_dir.summary_file.exists() or not run_dir.flow_run_file.exists()
     else:
         is_complete = engine != "native" and run_dir.checkpoints.exists()  # begins at the first step or not at all
     return None if is_complete else f"grpo train --resume {path_argument(run_dir.path)}"
-
-
-def is_reported(run_dir: RunDir) -> bool:
-    """Return whether what follows a training has been done: without a flow's mark it was started by hand, and nothing does."""
-    return run_dir.summary_file.exists() or not run_dir.flow_run_file.exists()
 
 
 def path_argument(path: Path) -> str:

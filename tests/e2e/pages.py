@@ -32,6 +32,7 @@ RUN, STOPPED, DAMAGED, SWEEP = "runs/<run>", "runs/stopped", "runs/damaged", "ru
 SERVERS = "starts servers, which tests/e2e/test_stack.py does"
 LONG = "takes many minutes"
 VLLM = "needs vLLM"
+RESUMED = "page +runs/stopped/index.html|already finished"
 GPUS_OR_HUB = "needs GPUs, or the hub"
 NODES = "needs other nodes, for which tests/integration/test_launch.py has stand-ins"
 
@@ -54,9 +55,9 @@ RULES = (
         instead={RUN: "runs/one", "training.steps=120": "training.steps=5", "training.steps=100": "training.steps=5"},
     ),
     Rule(pattern=r"grpo try .*", phrase="initial policy", instead={RUN: "runs/one"}),
-    Rule(pattern=r"grpo train --resume \S+", phrase="page +runs/stopped/index.html", instead={RUN: STOPPED}),
+    Rule(pattern=r"grpo train --resume \S+", phrase=RESUMED, instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="page +runs/damaged/index.html", instead={RUN: DAMAGED}),
-    Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="page +runs/stopped/index.html", instead={RUN: STOPPED}),
+    Rule(pattern=r"grpo train --resume \S+ training\..*", phrase=RESUMED, instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid", instead={"path/to/train.jsonl": "train.jsonl"}),
