@@ -119,10 +119,7 @@ def train(
             "lowered, where it was out of memory, and training.processes and training.shards set; nothing else is given then."
         ),
     ] = None,
-    repair: Annotated[
-        Repair | None,
-        typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
-    ] = None,
+    repair: Annotated[Repair | None, typer.Option(help="With --resume: cut a damaged journal back to a checkpoint.")] = None,
     *,
     continued: Annotated[
         str | None,

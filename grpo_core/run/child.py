@@ -223,9 +223,8 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        lifeline, *of_slots = descriptors
-        may_be_ready = command[0] == sys.executable and not of_slots
-        if may_be_ready and (child := take(command[2:], log.fileno(), lifeline, environment)) is not None:
+        may_be_ready = command[0] == sys.executable and len(descriptors) == 1
+        if may_be_ready and (child := take(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(
             command,

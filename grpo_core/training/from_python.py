@@ -161,23 +161,18 @@ def train(
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
-        continue_from: folder of a run from whose newest checkpoint this one goes on, or `FOLDER@40`; `config` is not read, and
-            `overrides` are what differs from that run, for example `{"training.steps": 120}`.
+        continue_from: folder of a run, or `FOLDER@40`, from whose checkpoint this one goes on with `overrides` but no `config`.
 
     Raises:
         ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.
-        JournalError: the folder holds a run already or is not ours, what the run needs does not fit on its disk, or there is no
-            checkpoint to continue from.
+        JournalError: the folder holds a run or is not ours, its disk is too small, or no checkpoint is there to continue from.
         TrainingError: the training failed; the message is its cause.
     """
     settings, files = given_settings(rewards, data, model)
     resolved, origin = _configure("" if continue_from is not None else config, overrides, settings, continue_from)
     with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         if files:
-            given = durable_folder(folder.given).resolve()
-            origin = replace(origin, import_from=(*origin.import_from, str(given)))
-            for name, text in files.items():
-                write_whole(given / name, text)
+            origin = replace(origin, import_from=(*origin.import_from, _keep(folder, files)))
         if data is not None:
             source = settings["data.source"].replace("file:", f"file:{folder.given.resolve()}/")
             resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
@@ -185,6 +180,14 @@ def train(
         notes = [*continuing.take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=notes)
+
+
+def _keep(run_dir: RunDir, files: Mapping[str, str]) -> str:
+    """Write what was given to a run into its folder; return where."""
+    given = durable_folder(run_dir.given).resolve()
+    for name, text in files.items():
+        write_whole(given / name, text)
+    return str(given)
 
 
 def resume_training(

@@ -92,7 +92,7 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: SweepRuns, an
         tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
     )
     client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
-    client.set_tag(tracked.run_id, "answer", "\n".join([*answer, *stored.extensions])[:MAX_CHARACTERS])
+    client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
     for row in results.runs.to_dict("records"):
         if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
             _log_figures(client, row)

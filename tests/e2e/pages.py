@@ -92,7 +92,7 @@ RULES = (
     Rule(pattern=r"grpo report .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"prefect deployment run .*", not_run="needs the stack, which tests/e2e/test_stack.py starts"),
     Rule(pattern=r"prefect flow-run .*", not_run="needs the stack, as above"),
-    Rule(pattern=r"mlflow ui .*", not_run="a server that does not end"),
+    Rule(pattern=r"grpo ui|mlflow ui .*", not_run="a server that does not end"),
     Rule(pattern=r"PYTHON -m pip install .*", not_run="changes an environment"),
     Rule(pattern=r"\. \.venv/bin/activate", not_run="changes the shell alone"),
 )

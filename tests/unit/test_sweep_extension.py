@@ -29,14 +29,16 @@ def test_more_seeds_make_the_sweep_that_had_them_from_the_start_but_for_the_note
     assert [job.key for job in run_all(grown, {})[0]] == [(0, 2), (1, 2), (0, 3), (1, 3)]
     run_all(whole, {})
     (grown_runs, grown_answer), (whole_runs, whole_answer) = make_report(grown), make_report(whole)
-    assert grown_answer == whole_answer
+    *cards, extended = grown_answer.cards
+    assert (grown_answer.headline, cards) == (whole_answer.headline, [*whole_answer.cards])
     pandas.testing.assert_frame_equal(grown_runs.runs.drop(columns=OF_TIME), whole_runs.runs.drop(columns=OF_TIME))
     for name in ("effects", "differences", "interactions"):
         of_grown, of_whole = (pandas.read_parquet(one.dir.report / f"{name}.parquet") for one in (grown, whole))
         pandas.testing.assert_frame_equal(of_grown, of_whole)
     (note,) = grown.extensions
     assert note.startswith("seeds: 2, 3 added after a look at 0, 1 (20")
-    assert (whole.extensions, grown_runs.notes) == ((), (note, *whole_runs.notes))
+    assert (whole.extensions, grown_runs.notes) == ((), whole_runs.notes)
+    assert (extended.title, extended.claim) == ("Extended after a look", note)
     assert note in grown.dir.page.read_text()
 
 
@@ -87,7 +89,7 @@ def test_an_extension_that_was_killed_goes_on(tmp_path: Path) -> None:
         ("axes.optimizer.lr", [1e-5, 1e-4], r"axes\.optimizer\.lr: --extend adds seeds and values of axes to this sweep"),
         ("base", "quickstart", "base: --extend adds seeds.*another base is another sweep, which `grpo sweep FILE` begins"),
         ("trials", 30, "trials: --extend adds seeds"),
-        (BETA, [0.1, 1.0, -1], r"arm β=-1: loss\.beta"),
+        (BETA, [0.1, 1.0, -1], r"setting β=-1: loss\.beta"),
     ],
 )
 def test_what_is_left_out_or_changed_is_refused_with_the_way_on(tmp_path: Path, key: str, value: Any, fault: str) -> None:

@@ -201,6 +201,8 @@ def _other_cards(sweep: SweepRuns) -> Iterator[Card]:
         yield Card(title=f"{objective.kl_metric} at most {objective.kl_bound:g}", claim=kept, detail=over, section="figures")
     if unlike:
         yield Card(title="Not compared like with like", claim=unlike[0], detail="; ".join(unlike[1:]), section="plan")
+    for sentence in sweep.extensions:
+        yield Card(title="Extended after a look", claim=sentence, section="plan")
     if kinds:
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         claim = f"{len(kinds)} of {counted(len(sweep.table), 'run')}: {counts}"

@@ -80,6 +80,8 @@ class SweepRuns:
     """(arm, seed) -> the objective prompt by prompt, of which that of the run is the mean; where it is known."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know about the plan and the journals."""
+    extensions: tuple[str, ...] = ()
+    """What was added after a look."""
     planned_runs: int = 0
     elapsed_seconds: float = 0.0
     """In which any run was at work."""
