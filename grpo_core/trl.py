@@ -3,6 +3,7 @@
 The tables of `grpo_core/interop`, as in `grpo import-config`, say what each argument becomes. TRL need not be installed.
 """
 
+import os
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,13 +75,13 @@ class GRPOTrainer:
             imported = convert({**values, "max_steps": steps * loss.minibatches * loss.epochs_per_rollout})
         self.config = imported.config
         self._rewards = [{"fn": fn, "weight": reward.weight} for fn, reward in zip(functions, self.config.rewards, strict=True)]
-        more = [name for name, value in others.items() if str(value) not in NOTHING]
+        more = [*_without_counterpart(peft_config), *(name for name, value in others.items() if str(value) not in NOTHING)]
         told = [entry for entry in imported.entries if not entry.is_default and (entry.differs or entry.fate != "mapped")]
         refused = [entry for entry in told if entry.differs and (entry.fate != "mapped" or "refused here" in entry.remark)]
         unknown = [entry for entry in told if entry.fate == "unknown"]
         if faults := [*map(_line, unknown + refused), *(f"{name}: {REFUSED}" for name in more if name not in UNUSED)]:
             raise ConfigError(listed(faults))
-        lines = [HELD_OUT, *map(_line, told), *(f"{name}: {UNUSED[name]}" for name in more)]
+        lines = [HELD_OUT, *imported.notes, *map(_line, told), *(f"{name}: {UNUSED[name]}" for name in more)]
         warnings.warn("\n  ".join(["TRL's settings that do nothing here, or something else:", *lines]), stacklevel=2)
 
     def train(self) -> SimpleNamespace:
@@ -89,6 +90,8 @@ class GRPOTrainer:
         Raises:
             GrpoError: as `grpo_core.train`.
         """
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("WORLD_SIZE: every process would train a run of its own; start the script with `python`")
         self.run = train(self.config, rewards=self._rewards, data=self._rows)
         metrics = self.run.steps.iloc[-1].to_dict()
         return SimpleNamespace(
@@ -104,7 +107,17 @@ class GRPOTrainer:
         from grpo_core.export.choice import ExportWish
         from grpo_core.export.policy_folder import export_policy
 
-        export_policy(self.run.dir, ExportWish(), Path(output_dir or self.args.output_dir))
+        export_policy(self.run.dir, ExportWish(), Path(output_dir or vars(self.args).get("output_dir", "trainer_output")))
+
+
+def _without_counterpart(peft_config: Any) -> list[str]:
+    if peft_config is None:
+        return []
+    if type(peft_config).__name__ != "LoraConfig":
+        return [f"peft_config {type(peft_config).__name__}"]
+    usual = vars(type(peft_config)())
+    known = {*PEFT, "base_model_name_or_path", "task_type", "inference_mode"}
+    return [f"peft_config.{name}" for name, value in vars(peft_config).items() if name not in known and value != usual[name]]
 
 
 def _line(entry: Entry) -> str:

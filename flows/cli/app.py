@@ -89,7 +89,7 @@ def _refuse_other_names(verb: str = "", *given: str) -> None:
         raise ConfigError(f"{verb}: no such command; did you mean `grpo {here}`?")
     for option, value in zip(given, (*given[1:], "..."), strict=False):
         name, _, own = option.removeprefix("--").replace("-", "_").partition("=")
-        keys = [f"{key}={own or value}" for key in known_keys() if key.rpartition(".")[2] == name]
+        keys = [f"{key.replace('*', '0')}={own or value}" for key in known_keys() if key.rpartition(".")[2] == name]
         meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
         if verb in ("train", "check", "sweep") and option.startswith("--") and meant:
             raise ConfigError(f"{option}: no such option; {meant}")

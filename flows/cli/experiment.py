@@ -91,13 +91,14 @@ def init(
     if found is None:
         echo(f"{name / ROWS}  prompts with their answers")
     else:
-        echo(f"prompts are the column {found.prompt_column!r}, answers {found.answer_column!r}; the longest: {longest} tokens")
+        size = "" if longest is None else f"; the longest: {longest} tokens"
+        echo(f"prompts are the column {found.prompt_column!r}, answers {found.answer_column!r}{size}")
     echo(f"start with: grpo train {command_path}")
 
 
 def _seen_from(folder: Path, source: str) -> str:
     kind, colon, path = source.rpartition(":")
-    is_here = (kind in ("", "file") and Path(path).exists()) or Path(path).parent == folder
+    is_here = (kind in ("", "file") and Path(path).exists()) or (kind == "file" and Path(path).parent == folder)
     return f"{kind}{colon}{os.path.relpath(path, folder)}" if is_here and not Path(path).is_absolute() else source
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -18,12 +19,13 @@ import typer
 from flows.cli.experiment import Overrides, complete_config, complete_sweep
 from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
-from grpo_core.config import check_consistency, load, parse_overrides
+from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.machine.process import gc_paused
+from grpo_core.machine.slots import slot_limit
 from grpo_core.policy.saved import list_checkpoints, step_of
-from grpo_core.run.child import child_environment, import_folders
+from grpo_core.run.child import child_environment, import_folders, interpreter
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
@@ -149,13 +151,17 @@ def train(
 def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
     from grpo_core.run.continuing import continue_from
     from grpo_core.run.summary import compare_evaluations, describe_result
+    from grpo_core.run_page.page import write_page
     from grpo_core.training.from_python import train as train_here
 
-    preset = (load(config, values) if parent is None else continue_from(parent, values)).preset
-    with warmed(child_environment()), working_in_new(run_dir, preset, "run") as folder:
+    resolved = load(config, values) if parent is None else continue_from(parent, values)
+    with _ready_for(resolved.config), working_in_new(run_dir, resolved.preset, "run") as folder:
         run = train_here(config, overrides=values, run_dir=folder, continue_from=parent)
+    write_page(RunDir(folder))
     facts = describe_result(run.records, compare_evaluations(RunDir(folder)))
-    echo_result(facts, (("MLflow", f"grpo track {folder}"),), ())
+    echo_result(facts, (("page", str(RunDir(folder).page)), ("MLflow", f"grpo track {folder}")), ())
+    if run.state == "stopped":
+        raise typer.Exit(3)
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
@@ -165,7 +171,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
     # Refused before anything is made or started.
     resolved = load(config, values) if parent is None else continue_from(parent, values)
     folders = resolved.import_from or import_folders(resolved.config, None if parent else config)
-    with warmed(child_environment(), also_evaluates=resolved.config.tracking.parent is None):
+    with _ready_for(resolved.config):
         started = require_start(resolved.config, folders, run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
             echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
@@ -174,6 +180,14 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
             from flows.train import grpo
 
             _show(grpo(config=config, overrides=values, run_dir=str(folder), continue_from=parent))
+
+
+def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+    """Have processes ready for a run that can take them: not one with slots, whose GPUs are known late."""
+    training = config.training
+    if slot_limit() or training.processes > 1 or interpreter(training.python) != sys.executable:
+        return contextlib.nullcontext()
+    return warmed(child_environment(), also_evaluates=config.tracking.parent is None)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,19 @@ A reward function gets a batch of completions and returns a number for each: the
 cannot be scored. Columns of the data arrive by name, one value a completion: `answer` is that of each completion's prompt.
 """
 
+import re
 from typing import Any
 
 
 def right_answer(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: list[Any]) -> list[float]:
     """Return 1 for a completion that ends with the answer, 0 for any other; with a chat template each is a list of messages."""
     texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
-    return [float(text.strip(" .\n").endswith(str(gold))) for text, gold in zip(texts, answer, strict=True)]
+    return [float(ends_with(text, str(gold))) for text, gold in zip(texts, answer, strict=True)]
+
+
+def ends_with(text: str, gold: str) -> bool:
+    """Return whether the last words of a text are the gold answer: 15 does not end with 5, nor -5."""
+    return re.search(rf"(?<![\w.-]){re.escape(gold.strip(' .'))}$", text.strip(" .\n")) is not None
 
 
 def right_number(prompts: list[str], completions: list[str], answer: list[str], **columns: list[object]) -> list[float]:

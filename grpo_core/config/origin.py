@@ -73,15 +73,14 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
     changes, file = as_overrides(overrides or {}), None if path is None else find_config(path)
-    content = file.read_bytes() if file is not None and file.is_file() else b""
-    key = repr((file, content, changes))
+    values = {} if file is None else read_beside(file)
+    key = repr((file, values, changes))
     if key not in _LOADED:
-        _LOADED[key] = _resolve(file, changes)
+        _LOADED[key] = _resolve(file, values, changes)
     return _LOADED[key]
 
 
-def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
-    values = {} if file is None else read_beside(file)
+def _resolve(file: Path | None, values: Mapping[str, Any], changes: Mapping[str, Any]) -> Resolved:
     config = validate_config(apply_overrides(values, changes))
     try:
         preset: RunConfig | None = validate_config(values) if changes else config

@@ -12,11 +12,12 @@ from typing import Any
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, validate_config
 from grpo_core.config.origin import Resolved
-from grpo_core.errors import ConfigError, JournalError
+from grpo_core.errors import ConfigError, JournalError, raised_as
 from grpo_core.machine.disk import flush_all, read_json, sha256_of
-from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, step_of
+from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, read_state, step_of
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
+from grpo_core.run.provenance import config_here
 from grpo_core.run.reproduction import copy_prompts
 
 # Beginnings of keys that a run which continues cannot change: its weights and its prompts are the parent's.
@@ -36,24 +37,27 @@ def continue_from(run: str, overrides: Mapping[str, Any]) -> Resolved:
         JournalError: the folder holds no run, one that has no such checkpoint, or its journal is damaged.
         ConfigError: a key cannot change, the parent has done all of `training.steps`, or the configuration is refused.
     """
-    name, _, asked = (run, "", "") if Path(run).is_dir() else run.rpartition("@")
-    parent = RunDir(Path(name or run))
-    own, origin = parent.read_config(), parent.read_origin()
+    folder, asked = folder_and_step(run)
+    parent = RunDir(folder)
+    own, origin = config_here(parent), parent.read_origin()
     check_run(parent)
     there = [str(step_of(checkpoint)) for checkpoint in list_checkpoints(parent.checkpoints)]
     if own.training.engine != "native" or not there or asked not in ("", *there):
         raise JournalError(f"run {run}: has no such checkpoint of training.engine native; after steps: {', '.join(there)}")
     step = int(asked or there[-1])
-    if kept := [key for key in overrides if f"{key}.".startswith(KEPT)]:
+    before = batch_limits(parent).applied(own).model_dump(mode="json")
+    config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
+    if kept := [key for key in changes_between(own, config) if f"{key}.".startswith(KEPT)]:
         raise ConfigError(
             f"{kept[0]}: a run that continues keeps the model and the prompts of its parent; `grpo train CONFIG "
             f"{'model.source' if own.model.lora is None else 'model.lora.init_from'}="
             f"{parent.checkpoints / checkpoint_name(step) / 'policy'} ...` begins anew with its weights"
         )
-    before = batch_limits(parent).applied(own).model_dump(mode="json")
-    config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
     if config.training.steps <= step:
         raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
+    tokens = read_state(parent.checkpoints / checkpoint_name(step)).generated_tokens
+    if config.training.max_tokens is not None and tokens >= config.training.max_tokens:
+        raise ConfigError(f"training.max_tokens: {config.training.max_tokens}, and {tokens} were generated in {run}; give more")
     changes = {key: (origin.changes.get(key, was)[0], was[1]) for key, was in changes_between(own, config).items()}
     return Resolved(
         preset=origin.preset,
@@ -69,6 +73,12 @@ def continue_from(run: str, overrides: Mapping[str, Any]) -> Resolved:
     )
 
 
+def folder_and_step(run: str) -> tuple[Path, str]:
+    """Return the folder of `FOLDER` or `FOLDER@40`, and the step or nothing."""
+    name, _, asked = (run, "", "") if Path(run).is_dir() else run.rpartition("@")
+    return Path(name or run), asked if name else ""
+
+
 def take_over(run_dir: RunDir, config: RunConfig, origin: Origin) -> list[str]:
     """Fill the folder of a run that continues another one, before its configuration: without that nobody resumes it.
 
@@ -76,14 +86,23 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin) -> list[str]:
         What a person should know of it.
 
     Raises:
+        JournalError: the checkpoint is no longer there.
         OSError: it cannot be written.
     """
     if origin.continued_from is None:
         return []
+    gone = f"run {origin.continued_from['run']}: its checkpoint has gone meanwhile; try again"
     parent, step = RunDir(Path(str(origin.continued_from["run"]))), int(origin.continued_from["step"] or 0)
     copy_prompts(parent, run_dir)
-    shutil.copytree(parent.checkpoints / checkpoint_name(step), run_dir.parent / checkpoint_name(step), copy_function=_link)
+    if parent.given.exists():
+        shutil.copytree(parent.given, run_dir.given)
+    copied = run_dir.parent / checkpoint_name(step)
+    with raised_as(JournalError, gone, FileNotFoundError, shutil.Error):
+        shutil.copytree(parent.checkpoints / checkpoint_name(step), copied, copy_function=_link)
+        if sha256_of(copied / MANIFEST_FILE) != origin.continued_from["checkpoint"]:
+            raise JournalError(gone)
     _link(parent.checkpoints / INITIAL_FILE, run_dir.parent / INITIAL_FILE)
+    shutil.copy2(parent.journal_file, run_dir.parent / parent.journal_file.name)  # rules that synchronise look back
     flush_all(run_dir.parent)
     schedule, steps, before = config.optimizer.schedule, config.training.steps, parent.read_config().training.steps
     rate = f"optimizer.schedule: the rate is that of {schedule} after step {step} of {steps}, no longer of {before}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from grpo_core.config.derived import repeatability
 from grpo_core.errors import GrpoError, JournalError
+from grpo_core.machine.disk import read_json
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.child import is_of_process, process_runs
 from grpo_core.run.flow_folder import Kind, make_folder
@@ -134,10 +135,18 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
         return None
     if last is not None and last.kind == "end" and last.data.get("status") == "finished":
         # Without a flow's mark the training was started by hand, and nothing is to follow it.
-        is_complete = run_dir.summary_file.exists() or not run_dir.flow_run_file.exists()
+        is_complete = _is_concluded(run_dir) or not run_dir.flow_run_file.exists()
     else:
         is_complete = engine != "native" and run_dir.checkpoints.exists()  # begins at the first step or not at all
     return None if is_complete else f"grpo train --resume {path_argument(run_dir.path)}"
+
+
+def _is_concluded(run_dir: RunDir) -> bool:
+    """Return whether the flow has said what the finished run reached; one that was stopped before says so of its stop."""
+    try:
+        return bool(read_json(run_dir.summary_file)["status"] == "finished")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def path_argument(path: Path) -> str:

@@ -61,7 +61,7 @@ class Group:
 
 def kept_steps(run_dir: RunDir) -> list[int]:
     """Return the steps whose table of completions is there, in their order."""
-    return sorted(int(file.stem.removeprefix("step_")) for file in run_dir.completions.glob("step_*.parquet"))
+    return sorted(int(file.stem.removeprefix("step_")) for file in run_dir.completions.glob("step_" + 6 * "[0-9]" + ".parquet"))
 
 
 def read_groups(run_dir: RunDir, step: int) -> tuple[Group, ...]:
@@ -107,7 +107,7 @@ def samples_table(run_dir: RunDir, step: int) -> pandas.DataFrame:
             "completion": one.text,
             "answer": group.answer,
             "reward": one.reward,
-            **one.by_function,
+            **{f"reward_{name}": value for name, value in one.by_function.items()},
             "advantage": one.advantage,
             "tokens": one.tokens,
             "truncated": one.truncated,

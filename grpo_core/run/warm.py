@@ -95,7 +95,7 @@ def take(arguments: Sequence[str], log: int, lifeline: int, environment: Mapping
 def main(descriptor: int) -> None:
     """Import, wait, and become what is asked for."""
     with socket.socket(fileno=descriptor) as control:
-        with gc_paused(), contextlib.suppress(ImportError):  # who needs it then says what is missing
+        with gc_paused(), contextlib.suppress(Exception):  # who needs it raises it again, into its log
             for name in IMPORTED:
                 importlib.import_module(name)
         began, descriptors, _, _ = socket.recv_fds(control, 1, 2)

@@ -33,6 +33,8 @@ CURVES = (
     *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
     "time/step_seconds",
 )
+HELD_OUT = ("eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy")
+MOST_PROBES = 16
 MOST_POINTS = 26_000  # of all curves together: those of 1,000 steps are whole
 MOST_STEPS, SAMPLE_BYTES = 20, 280_000  # steps of which completions are shown, and how much room they share
 HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
@@ -62,6 +64,7 @@ def page_data(run: Run) -> dict[str, Any]:
     rewards, sync = [reward_name(reward.fn) for reward in config.rewards], reference_moments(config) or "never"
     settings = f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
     found = run.curves(*CURVES, *(f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "unscorable_frac")))
+    evaluations = [record for record in reversed(run.records) if record.kind == "eval"]
     most = max(10, MOST_POINTS // max(len(found.curves), 1))
     return {
         "title": config.tracking.run_name or settings,
@@ -79,27 +82,48 @@ def page_data(run: Run) -> dict[str, Any]:
         "entropy_alarm": getattr(find_metric("policy/entropy"), "alarm", None),
         "last_steps": LAST_STEPS,
         "curves": {key: _points(curve, most) for key, curve in found.curves.items()},
+        "figures": {key: _figures(curve) for key, curve in found.curves.items()},
         "sync_steps": found.syncs.steps.tolist(),
         "syncs": {"head": list(run.syncs.columns), "rows": run.syncs.tail(MOST_ROWS).to_numpy().tolist()},
         "alerts": [vars(alert) for alert in raised_alerts(run.dir, run.records)[-MOST_ROWS:]],
         "warnings": check_consistency(config),
-        "evaluated": next((record.data["num_prompts"] for record in reversed(run.records) if record.kind == "eval"), None),
+        "evaluated": next((one.data.get("num_prompts") for key in HELD_OUT for one in evaluations if key in one.metrics), None),
         "difference": compared and vars(compared.difference),
-        "positions": (positions := read_places(run.records)) is not None
-        and {"rows": list(positions.index), "steps": list(positions.columns), "cells": positions.to_numpy().tolist()},
+        "positions": _positions(run),
         "changes": [(key, before, now) for key, (before, now) in origin.changes.items()],
         "config": {key: value for key, value in flatten(config).items() if value is not None},
         "provenance": {key: value for key, value in run.dir.read_provenance().items() if key != "git_diff"},
     }
 
 
+def _figures(curve: Curve) -> dict[str, Any]:
+    """Return what stands for a whole curve: means of its first and of its last steps, and the sum."""
+    values = curve.values[np.isfinite(curve.values)]
+    early = values[: min(5, (len(values) + 1) // 2)]
+    late = values[len(early) :][-LAST_STEPS:] if len(values) > len(early) else values
+    means = {name: float(part.mean()) if len(part) else None for name, part in (("early", early), ("late", late))}
+    recent = curve.values[-LAST_STEPS:][np.isfinite(curve.values[-LAST_STEPS:])]
+    counts = {"early_steps": len(early), "late_steps": len(late)}
+    return {**means, **counts, "recent": float(recent.mean()) if len(recent) else None, "sum": float(values.sum())}
+
+
+def _positions(run: Run) -> dict[str, Any] | None:
+    """Return where the drift is, at no more probes than are drawn: the last one, and others at even distances before it."""
+    found = read_places(run.records)
+    if found is None:
+        return None
+    found = found.iloc[:, ::-1].iloc[:, :: -(-found.shape[1] // MOST_PROBES)].iloc[:, ::-1]
+    return {"rows": list(found.index), "steps": list(found.columns), "cells": found.to_numpy().tolist()}
+
+
 def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
     """Return a curve's points; of more than `most`, the least and the greatest of each stretch, and both ends."""
     kept = np.arange(len(curve))
     if len(curve) > most:
+        kept = np.flatnonzero(np.isfinite(curve.values))
         stretches = np.array_split(kept, most // 2 - 1)
         ends = [stretch[pick(curve.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
-        kept = np.unique([0, *ends, len(curve) - 1])
+        kept = np.unique([*kept[:1], *ends, *kept[-1:]])
     has_interval = curve.low is not None and curve.high is not None and curve.key.startswith("eval/")
     lists = {"steps": curve.steps, "values": curve.values, **({"low": curve.low, "high": curve.high} if has_interval else {})}
     return {key: values[kept].tolist() for key, values in lists.items() if values is not None}

@@ -153,8 +153,10 @@ class Campaign:
             steps = [f"{job.name} step {len(self._run(key).curve(REWARD))}" for key, job in self._under_way.items()]
             self._say(f"under way: {', '.join(steps)}")
         if time.monotonic() >= self._next_page:
-            self._next_page = time.monotonic() + PAGE_SECONDS
+            began = time.monotonic()
             self.write_page()
+            spent = time.monotonic() - began
+            self._next_page = time.monotonic() + max(PAGE_SECONDS, 100 * spent)  # 1 % of the time of who starts the runs
         return bool(self._under_way)
 
     def write_page(self, *, is_running: bool = True) -> None:

@@ -6,6 +6,8 @@ So a resume, an evaluation and a repetition call the function that was given, wh
 frozen is refused by name: a closure, a lambda, a method, a function that uses an object of the script.
 """
 
+import __future__
+
 import ast
 import builtins
 import contextlib
@@ -23,6 +25,7 @@ from grpo_core.data.prepare import json_digest
 from grpo_core.errors import ConfigError, DataError, shown
 from grpo_core.machine.disk import jsonable
 
+FUTURE_FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")
 FUTURE = "from __future__ import annotations\n\n"
 """Begins a frozen module: what is named in annotations alone is not needed."""
 
@@ -66,13 +69,14 @@ def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
         )
     text, first = "".join(json.dumps(jsonable(dict(row))) + "\n" for row in rows), rows[0]
     files[name := f"rows-{json_digest(text)[:12]}.jsonl"] = text
+    gold = jsonable(dict(first)).get("answer")
     of_trl = {"data.prompt_column": "prompt", "data.chat_template": not isinstance(first.get("prompt"), str)}
     return {
         **dict.fromkeys(("data.hub_config", "data.size", "data.answer_after", "data.system_prompt")),
         "data.task_args": {},
         "data.examples": [],
         "data.source": f"file:{name}",
-        "data.answer_column": "answer" if isinstance(first.get("answer"), str | int | float) else None,
+        "data.answer_column": "answer" if isinstance(gold, str | int | float) else None,
         **(of_trl if "prompt" in first else {}),  # TRL's column, read as TRL reads it
     }
 
@@ -110,7 +114,9 @@ def _add_function(function: Any, name: str, parts: dict[str, str]) -> None:
     except (OSError, SyntaxError) as error:
         raise ValueError(f"uses {name}, whose source cannot be read ({type(error).__name__})") from error
     # A script is compiled as a whole, a notebook's cell statement by statement.
-    units = [compile(unit, name, "exec", dont_inherit=True) for unit in (now, *(ast.Module([each], []) for each in now.body))]
+    flags = function.__code__.co_flags & FUTURE_FLAGS
+    each = (now, *(ast.Module([statement], []) for statement in now.body))
+    units = [compile(unit, name, "exec", flags, dont_inherit=True) for unit in each]
     if not any(function.__code__ in _codes(unit) for unit in units):
         raise ValueError(f"uses {name}, whose source was edited since, or is that of a decorator")
     if outside := _names_read(table, []) - vars(builtins).keys():
@@ -162,5 +168,9 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _names_read(table: symtable.SymbolTable, below: Sequence[symtable.SymbolTable]) -> set[str]:
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+    names = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global())
+    }
     return names.union(*(_names_read(inner, inner.get_children()) for inner in below))

@@ -126,8 +126,9 @@ class Session:
         state = FRESH if checkpoint is None else restore(checkpoint, self.trainable)
         if checkpoint is not None and checkpoint.parent == self.run_dir.parent:
             state = replace(state, best_step=None, best_accuracy=None)  # the best of the run that it continues is not here
-        records = read_records(self.run_dir.journal_file)
-        for record in supersede(records):
+        records, of_parent = read_records(self.run_dir.journal_file), self.run_dir.parent / self.run_dir.journal_file.name
+        before = supersede(read_records(of_parent)) if of_parent.exists() else []
+        for record in (*before, *supersede(records)):
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
@@ -153,6 +154,8 @@ class Session:
             return checkpoint
         if damaged:
             raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
+        if (continued := self.run_dir.read_origin().continued_from) is not None:
+            raise ModelError(f"{self.run_dir.parent}: the checkpoint of {continued['run']} with which this run began is gone")
         return None
 
 

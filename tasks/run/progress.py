@@ -46,6 +46,10 @@ def say(text: str) -> None:
             sys.stdout.flush()
 
 
+MOST_SHOWN = 40
+"""Characters of a prompt before its completion."""
+
+
 class ProgressView:
     """Shows records as they come: as lines, or the steps as a table that is redrawn, below the lines of other records."""
 
@@ -76,7 +80,8 @@ class ProgressView:
             for step in kept_steps(run_dir)[-1:]:
                 group = read_groups(run_dir, step)[0]
                 gold = f" (gold {group.answer})" if group.answer else ""
-                self._sample.plain = visible(redact_uri(f"step {step}: {group.end}{gold} → {group.completions[0].line}"))
+                text = f"step {step}: {group.end[-MOST_SHOWN:]}{gold} → {group.completions[0].line}"
+                self._sample.plain = visible(redact_uri(text))
 
     def _add(self, record: Record) -> None:
         self._pace.count(record)

@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.derived import Repeatability, code_in, repeatability, weight_shards
+from grpo_core.config.origin import Resolved
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
@@ -26,7 +27,7 @@ from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
-from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, take_over
+from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, folder_and_step, take_over
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
@@ -63,10 +64,10 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, p
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     if parent is not None:
-        check_root(Path(parent), "continue_from")
+        check_root(folder_and_step(parent)[0], "continue_from")
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
         return earlier
-    resolved = load_allowed(config, overrides) if parent is None else continue_from(parent, overrides)
+    resolved = load_allowed(config, overrides) if parent is None else _continued(parent, overrides)
     require_sampler([resolved.config])
     require_places([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
@@ -80,6 +81,14 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, p
         run_dir.create(resolved.config, origin)
         claim(run_dir.path)
     return run_dir.path
+
+
+def _continued(parent: str, overrides: Mapping[str, Any]) -> Resolved:
+    resolved = continue_from(parent, overrides)
+    refuse_code([resolved.config])
+    if (uri := resolved.config.tracking.uri) is not None and "tracking.uri" not in overrides:
+        refuse_foreign(RunDir(folder_and_step(parent)[0]), "config.json", uri)
+    return resolved
 
 
 @task(name="open-run", cache_policy=NO_CACHE)

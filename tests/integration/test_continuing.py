@@ -110,7 +110,7 @@ def test_what_cannot_be_continued_is_refused_with_the_way_on(tiny_run: MakeRun) 
             {"model.dtype": "bfloat16"},
             "model.dtype: a run that continues keeps.*CONFIG model.source=.*/step_000004/policy",
         ),
-        ({"data": {}}, "data: a run that continues keeps the model and the prompts"),
+        ({"data": {}}, "data.task_args.min_terms: a run that continues keeps the model and the prompts"),
         ({"training.engine": "trl"}, r"training\.engine: a run that continues"),
         ({}, r"training\.steps: 4 are done in .*; give more than 4"),
         ({"training.steps": 8, "loss.bta": 1}, r"did you mean loss\.beta"),

@@ -46,7 +46,7 @@ def make(tmp_path: Path, tiny_config: Callable[..., Any]) -> Make:
         if end is not None:
             journal.append("eval", steps, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": 0.5}})
             journal.append("end", steps, {"status": end, "reason": None})
-            run_dir.summary_file.write_text("{}")
+            run_dir.summary_file.write_text('{"status": "finished"}')
         journal.close()
         return run_dir
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from grpo_core.machine.disk import write_whole
+from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages import render
-from grpo_core.sweep.arms import Arm, Key, total_runs
+from grpo_core.sweep.arms import Arm, Key, original_of, total_runs
 from grpo_core.sweep.display import plain, setting_name
 from grpo_core.sweep.folder import StoredSweep
 
@@ -31,17 +32,16 @@ def write_live(
         states: of the runs that were begun: `running`, or how they have ended.
         rewards: of each of their steps.
         is_running: False = the sweep has been interrupted.
-
-    Raises:
-        OSError: it cannot be written.
     """
-    sweep, recent = stored.plan.sweep, {key: fmean(steps[-LAST_STEPS:]) for key, steps in rewards.items() if steps}
+    sweep, recent = stored.plan.sweep, _recent(rewards)
     best = max(recent, key=lambda key: recent[key], default=None)
+
+    own = {number: arm for number, arm in arms.items() if original_of(arm, arms) == number}  # not those suggested again
 
     def cell(key: Key) -> dict[str, Any]:
         figures = {"steps": len(rewards.get(key, ())), "reward": plain(recent[key]) if key in recent else ""}
         page = f"../runs/{stored.dir.run_dir(*key).path.name}/index.html"
-        return {"state": states.get(key, "waiting"), "is_best": key == best, "page": page, **figures}
+        return figures | {"state": states.get(key, "waiting"), "is_best": key == best, "page": page}
 
     page = render(
         "grpo_core.sweep.report",
@@ -49,7 +49,7 @@ def write_live(
         f"Sweep {stored.name}",
         [],
         sweep=sweep,
-        rows={setting_name(arm.values): [cell((number, seed)) for seed in sweep.seeds] for number, arm in arms.items()},
+        rows={setting_name(arm.values): [cell((number, seed)) for seed in sweep.seeds] for number, arm in own.items()},
         ended=sum(state != RUNNING for state in states.values()),
         total=total_runs(stored.plan.num_arms, sweep, arms),
         steps=max(config.training.steps for config in stored.plan.configs),
@@ -58,5 +58,10 @@ def write_live(
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         is_running=is_running,
     )
-    stored.dir.report.mkdir(exist_ok=True)
-    write_whole(stored.dir.page, page)
+    write_whole(durable_folder(stored.dir.report) / stored.dir.page.name, page)
+
+
+def _recent(rewards: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """Return the mean reward of each run's last steps, of those that have one."""
+    known = {key: [*filter(isfinite, steps[-LAST_STEPS:])] for key, steps in rewards.items()}
+    return {key: fmean(last) for key, last in known.items() if last}
