@@ -4,15 +4,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 
+from grpo_core.run.curves import Curve
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Record, encode, read_journal
 from grpo_core.run.samples import kept_steps, read_groups, samples_table
-from grpo_core.run_page.page import write_page
+from grpo_core.run_page.page import _cards, _figures, _points, write_page
 from tests.compared import step_figures, write_compared
 from tests.support.pages import Page
 
@@ -70,6 +73,10 @@ def test_every_curve_sync_alert_and_evaluation_is_the_journals(run_dir: RunDir) 
     for key, curve in data["curves"].items():
         measured = [(record.step, record.metrics[key]) for record in records if key in record.metrics]
         assert list(zip(curve["steps"], curve["values"], strict=True)) == measured, key
+    for key in ("reward/mean", "completion/truncated_frac", "policy/entropy"):
+        values = [record.metrics[key] for record in steps if key in record.metrics]
+        assert data["figures"][key]["recent"] == pytest.approx(fmean(values[-10:])), key
+        assert (data["figures"][key]["early"], data["figures"][key]["early_steps"]) == (pytest.approx(fmean(values[:5])), 5)
     accuracy = data["curves"]["eval/heldout/greedy_accuracy"]
     assert (accuracy["low"], accuracy["high"]) == ([0.0, 0.3], [0.2, 0.7])
     assert data["sync_steps"] == [row[0] for row in data["syncs"]["rows"]] == [5, 10]
@@ -147,3 +154,17 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
     data = data_of(made, live=True, places=[("MLflow", "http://127.0.0.1:5000/#/x")])
     assert (data["step"], data["live"], data["samples"]["steps"]) == (0, True, [])
     assert data["places"] == [["MLflow", "http://127.0.0.1:5000/#/x"]]
+
+
+def test_a_long_curve_is_thinned_and_its_figures_are_of_all_steps(tmp_path: Path) -> None:
+    curve = Curve(key="reward/mean", steps=np.arange(1, 5001), values=np.where(np.arange(5000) % 5 == 0, np.nan, 0.5))
+    curve.values[2500] = 9.0
+    points, figures = _points(curve, 100), _figures(curve)
+    assert len(points["values"]) <= 100
+    assert max(points["values"]) == 9.0
+    assert all(map(np.isfinite, points["values"]))
+    assert (figures["recent"], figures["early"], figures["sum"]) == (0.5, 0.5, 0.5 * 4000 + 9.0)
+    (run_dir := RunDir(tmp_path)).completions.mkdir()
+    run_dir.completions_file(3).write_bytes(b"no table")
+    (run_dir.completions / "step_000010 (copy).parquet").touch()
+    assert (kept_steps(run_dir), _cards(run_dir, 3)) == ([3], ([], [0]))
