@@ -217,9 +217,8 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
     steps = folder.read_config().training.steps
     with contextlib.suppress(GrpoError):  # what is wrong with the run the flow says, and what to do
         if repair is None and run_status(folder).state == "finished" and resume_command(folder) is None:
-            echo(
-                f"already finished; more steps: `{way_on} training.steps={2 * steps}`; what MLflow lacks: `grpo track {run_dir}`"
-            )
+            echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
+            echo(f"what MLflow may lack of it: `grpo track {run_dir}`")
             return
     with working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")

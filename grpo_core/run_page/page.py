@@ -132,7 +132,7 @@ def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
 def _samples(run_dir: RunDir) -> dict[str, Any]:
     """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
     steps, shown = kept_steps(run_dir), list[Any]()
-    largest = max(1, *(_cards(run_dir, step)[1][0] for step in steps[-1:]))
+    largest = max([1, *(_cards(run_dir, step)[1][0] for step in steps[-1:])])
     count = min(len(steps), MOST_STEPS, max(2, SAMPLE_BYTES // largest))
     for place in np.linspace(0, len(steps) - 1, count):
         cards, sizes = _cards(run_dir, steps[round(place)])

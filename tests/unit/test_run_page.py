@@ -73,7 +73,7 @@ def test_every_curve_sync_alert_and_evaluation_is_the_journals(run_dir: RunDir) 
     for key, curve in data["curves"].items():
         measured = [(record.step, record.metrics[key]) for record in records if key in record.metrics]
         assert list(zip(curve["steps"], curve["values"], strict=True)) == measured, key
-    for key in ("reward/mean", "completion/truncated_frac", "policy/entropy"):
+    for key in ("reward/mean", "kl/ref/drift", "policy/entropy"):
         values = [record.metrics[key] for record in steps if key in record.metrics]
         assert data["figures"][key]["recent"] == pytest.approx(fmean(values[-10:])), key
         assert (data["figures"][key]["early"], data["figures"][key]["early_steps"]) == (pytest.approx(fmean(values[:5])), 5)
