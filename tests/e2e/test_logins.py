@@ -51,7 +51,7 @@ def copy_of(run: Path, folder: Path, uri: str) -> Path:
     """Return a copy of a run that says that it is tracked at an address."""
     target = folder / "received" / "run"
     shutil.copytree(run, target)
-    (target / "report" / "report.md").unlink()  # so that there is something to resume
+    (target / "summary.json").unlink()  # so that there is something to resume
     facts = json.loads((target / "tracking.json").read_text())
     (target / "tracking.json").write_text(json.dumps({**facts, "uri": uri}))
     return target
@@ -205,13 +205,13 @@ def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
         recorder.artifacts = str(library) if uri.startswith("http") else library.as_uri()
         facts = json.loads((run / "tracking.json").read_text())
         (run / "tracking.json").write_text(json.dumps({**facts, "uri": uri}))
-        (run / "report" / "report.md").unlink(missing_ok=True)  # so that there is something to resume
+        (run / "summary.json").unlink(missing_ok=True)  # so that there is something to resume
         done = grpo(*words, cwd=tmp_path, **environment)
         assert "is a folder of this machine" in done.stderr + done.stdout
         assert list(library.iterdir()) == []
     recorder.artifacts = ""
     shutil.rmtree(tmp_path / "export", ignore_errors=True)
-    (run / "report" / "report.md").unlink(missing_ok=True)
+    (run / "summary.json").unlink(missing_ok=True)
     done = grpo(*words, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
