@@ -145,7 +145,7 @@ def test_the_password_is_neither_printed_nor_on_a_command_line(told: Told) -> No
     assert "Traceback" in output  # of --debug
     assert CANARY not in output
     assert CANARY.encode() not in b" ".join(told.command_lines)
-    assert b"grpo_core.training" in b" ".join(told.command_lines)
+    assert b"grpo_core.run.warm" in b" ".join(told.command_lines)
 
 
 def test_no_character_acts_on_the_terminal(told: Told) -> None:
