@@ -70,7 +70,9 @@ def finished(tmp_path: Path, tiny_config: Any) -> RunDir:
 def test_a_finished_run_is_not_resumed_and_says_how_to_go_on(finished: RunDir) -> None:
     done = grpo("train", "--resume", str(finished.path))
     way_on = f"grpo train --continue {finished.path}"
-    assert (done.returncode, done.stdout) == (0, f"already finished; more steps: `{way_on} training.steps=8`\n")
+    more = f"already finished; more steps: `{way_on} training.steps=8`"
+    track = f"what MLflow may lack of it: `grpo track {finished.path}`"
+    assert (done.returncode, done.stdout.splitlines()) == (0, [more, track])
     refused = grpo("train", "--resume", str(finished.path), "training.steps=9", "optimizer.lr=1e-6")
     assert refused.returncode == 2
     assert f"`{way_on} training.steps=9 optimizer.lr=1e-6`" in refused.stderr
