@@ -118,9 +118,8 @@ def _positions(run: Run) -> dict[str, Any] | None:
 
 def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
     """Return a curve's points; of more than `most`, the least and the greatest of each stretch, and both ends."""
-    kept = np.arange(len(curve))
-    if len(curve) > most:
-        kept = np.flatnonzero(np.isfinite(curve.values))
+    kept = np.arange(len(curve)) if len(curve) <= most else np.flatnonzero(np.isfinite(curve.values))
+    if len(kept) > most:
         stretches = np.array_split(kept, most // 2 - 1)
         ends = [stretch[pick(curve.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
         kept = np.unique([*kept[:1], *ends, *kept[-1:]])

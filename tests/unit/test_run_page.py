@@ -164,6 +164,9 @@ def test_a_long_curve_is_thinned_and_its_figures_are_of_all_steps(tmp_path: Path
     assert max(points["values"]) == 9.0
     assert all(map(np.isfinite, points["values"]))
     assert (figures["recent"], figures["early"], figures["sum"]) == (0.5, 0.5, 0.5 * 4000 + 9.0)
+    unknown = Curve(key="reward/mean", steps=curve.steps, values=np.full(5000, np.nan))
+    unknown.values[17] = 2.0
+    assert _points(unknown, 100) == {"steps": [18], "values": [2.0]}
     (run_dir := RunDir(tmp_path)).completions.mkdir()
     run_dir.completions_file(3).write_bytes(b"no table")
     (run_dir.completions / "step_000010 (copy).parquet").touch()
