@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
+.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-pages bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -63,6 +63,9 @@ bench: setup  ## seconds of a step by phase: this engine, TRL's GRPOTrainer and 
 
 bench-scaling: setup  ## seconds of a step against the group size and the model's size, with the machine's floor (ARGS="--dtype float32 ...")
 	$(BIN)/python -m benchmarks.scaling $(ARGS)
+
+bench-pages: setup  ## what a run's page and its kept completions cost a step (ARGS="--rounds 5 ...")
+	$(BIN)/python -m benchmarks.pages $(ARGS)
 
 bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
 	$(BIN)/python -m benchmarks.sampling $(ARGS)
