@@ -76,7 +76,7 @@ class GRPOTrainer:
         self.config = imported.config
         self._rewards = [{"fn": fn, "weight": reward.weight} for fn, reward in zip(functions, self.config.rewards, strict=True)]
         more = [*_without_counterpart(peft_config), *(name for name, value in others.items() if str(value) not in NOTHING)]
-        told = [entry for entry in imported.entries if not entry.is_default and (entry.differs or entry.fate != "mapped")]
+        told = [entry for entry in imported.entries if _is_shown(entry)]
         refused = [entry for entry in told if entry.differs and (entry.fate != "mapped" or "refused here" in entry.remark)]
         unknown = [entry for entry in told if entry.fate == "unknown"]
         if faults := [*map(_line, unknown + refused), *(f"{name}: {REFUSED}" for name in more if name not in UNUSED)]:
@@ -118,6 +118,11 @@ def _without_counterpart(peft_config: Any) -> list[str]:
     usual = vars(type(peft_config)())
     known = {*PEFT, "base_model_name_or_path", "task_type", "inference_mode"}
     return [f"peft_config.{name}" for name, value in vars(peft_config).items() if name not in known and value != usual[name]]
+
+
+def _is_shown(entry: Entry) -> bool:
+    is_other = entry.differs or entry.fate != "mapped" or entry.targets.get("tracking.also")
+    return not entry.is_default and bool(is_other)
 
 
 def _line(entry: Entry) -> str:

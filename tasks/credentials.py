@@ -20,7 +20,8 @@ USER_VARIABLE, PASSWORD_VARIABLE, AUTH_VARIABLE = (
 OWNER_VARIABLE = "GRPO_TRACKING_CREDENTIALS_OF"
 """The server that the login is for, where it is not the one in MLFLOW_TRACKING_URI; empty = none."""
 ALLOWED_VARIABLE = "GRPO_ALLOWED_TRACKING"
-"""Addresses, separated by commas, that deployments may track at beside the one in MLFLOW_TRACKING_URI; set with the worker."""
+"""Addresses, separated by commas, that deployments may track at beside the one in MLFLOW_TRACKING_URI; set with the worker.
+`wandb` and `trackio`, which have no `/`, allow them in `tracking.also`."""
 GUARD = "grpo-own-server"
 """What `OwnServerLogin` of `tasks/tracking/store.py` is called in MLFLOW_TRACKING_AUTH."""
 UNGUARDED = (AUTH_VARIABLE, "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
@@ -68,7 +69,16 @@ def gets_login(uri: str) -> bool:
 
 def allowed_addresses() -> list[str]:
     """Return the addresses that the owner of a worker allows beside its own."""
-    return [uri.strip() for uri in os.environ.get(ALLOWED_VARIABLE, "").split(",") if uri.strip()]
+    return [one for one in _allowed() if "/" in one]
+
+
+def is_tracker_allowed(name: str) -> bool:
+    """Return whether a deployment may feed a tracker: TensorBoard, whose files lie in the run's folder, or one named there."""
+    return name == "tensorboard" or name in _allowed()
+
+
+def _allowed() -> list[str]:
+    return [one.strip() for one in os.environ.get(ALLOWED_VARIABLE, "").split(",")]
 
 
 def use_address(uri: str) -> None:

@@ -67,13 +67,18 @@ def _refusals(config: RunConfig) -> Iterator[str]:
         elif not is_allowed(code, modules):
             what = f"{given} is code of a module that is not allowed for deployments; its owner allows it with"
             yield f"{what} `grpo up --allow-reward {code.module}` (or {ALLOWED_VARIABLE} of the worker), {REMEDY}"
-    lora, own = config.model.lora, f"the worker's own address, nor one that its owner allows in {credentials.ALLOWED_VARIABLE}"
+    lora, tracking = config.model.lora, credentials.ALLOWED_VARIABLE
+    own = f"the worker's own address, nor one that its owner allows in {tracking}"
     named = (  # every key that names a server, or a file to read or write
         ("tracking.uri", config.tracking.uri, _may_track, own),
         ("rollout.vllm.url", config.rollout.vllm.url, _is_server, f"the server that its owner allows, in {SERVER_VARIABLE}"),
         ("model.source", config.model.source, _may_be_source, _READABLE),
         ("model.lora.init_from", None if lora is None else lora.init_from, _may_be_source, _READABLE),
         ("data.source", config.data.source, _may_be_data, _READABLE),
+        *(
+            ("tracking.also", name, credentials.is_tracker_allowed, f"a tracker that its owner allows in {tracking}")
+            for name in config.tracking.also
+        ),
     )
     for key, value, may_be, what in named:
         if value is not None and not may_be(value):

@@ -226,6 +226,8 @@ class TrackingConfig(Section):
     database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
     experiment: Title = "grpo"
     """MLflow experiment."""
+    also: Annotated[tuple[Literal["wandb", "trackio", "tensorboard"], ...], Field(max_length=3)] = ()
+    """Trackers that get the journal's figures beside MLflow; each is installed as an extra (`grpo-flow[wandb]`)."""
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: Title | None = None

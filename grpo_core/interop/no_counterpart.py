@@ -8,7 +8,7 @@ OLDER = """num_processes overwrite_output_dir logging_dir vllm_device vllm_dtype
 """Keys without a counterpart that TRL 1.16 and transformers 5 no longer have, and that files of older versions hold."""
 TRL = by_key({
     "of an older TRL or of accelerate; the result does not depend on it": OLDER,
-    "logging is by MLflow, every step": """logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter report_to
+    "logging is by MLflow, every step": """logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter
         project trackio_space_id trackio_bucket_id trackio_static_space_id log_level log_level_replica disable_tqdm
         include_num_input_tokens_seen""",
     "completions are written at every training.completions_every steps":
@@ -137,7 +137,7 @@ ROLL = by_key({
     "the weights have no gradient here, as with detach": f"{CORRECTION}.detach",
     "decoupled weight decay is optimizer.weight_decay": "l2",
     "logging is by MLflow, every step":
-        "logging_steps track_with tracker_kwargs tracker_kwargs.* save_logging_board_dir report_length_and_rewards",
+        "logging_steps tracker_kwargs tracker_kwargs.* save_logging_board_dir report_length_and_rewards",
     "the folder of a run is chosen with `grpo train --run-dir`":
         "output_dir base_dir logging_dir rollout_dump_dir checkpoint_config checkpoint_config.* length_profiler_dir",
     "a training continues from the checkpoints in its own folder": "resume_from_checkpoint",

@@ -31,6 +31,7 @@ from grpo_core.interop.rules import (
     adam_betas,
     adapted_modules,
     adapter_dropout,
+    also_tracked,
     convert_rewards,
     copied,
     dead,
@@ -337,6 +338,7 @@ RULES = (
     copied("eval_steps", "evaluation.every_steps", Whole, 10, "greedy, on prompts held out by data.eval_fraction",
            zero_is_off=True),
     copied("exp_name", "tracking.run_name", str | None, None),
+    also_tracked("track_with"),
     # model, adapter, data and rewards
     Rule("pretrain", str | None, None, "model.source", _model),
     Rule(f"{MODEL}.model_name_or_path", str | None, None, "model.source", _model),

@@ -19,6 +19,7 @@ from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.errors import ConfigError, shown
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
+TRACKERS = ("wandb", "trackio", "tensorboard")
 LARGEST = 1e15
 """Beyond it, no count or factor means anything, and arithmetic would overflow."""
 
@@ -203,6 +204,19 @@ def renamed(  # noqa: PLR0917
         return {ours: names[value]} if value in names else no_counterpart(otherwise, differs=True)
 
     return Rule(key, kind, default, ours, convert, remark)
+
+
+def also_tracked(key: str, default: str | None = None) -> Rule:
+    """Return the rule of the key that names trackers: here they get every step, and MLflow does in any case."""
+
+    def convert(settings: Settings, name: str) -> Entry:
+        named = _as_list(settings[name] or [])
+        others = [one for one in named if one not in (*TRACKERS, "none", "mlflow", "stdout")]
+        later = "beside MLflow; a run from Python is sent there by `grpo track <run>`, once it has ended"
+        remark = f"{', '.join(others)}: no such tracker here; MLflow has every step" if others else later
+        return mapped({"tracking.also": [one for one in TRACKERS if one in named]}, remark)
+
+    return Rule(key, str | list[str] | None, default, "tracking.also", convert)
 
 
 def feature(key: str, kind: Any, default: Any, reason: str, *, off: Sequence[Any] = (), needs: str = "") -> Rule:

@@ -53,6 +53,7 @@ def export_config(config: RunConfig) -> dict[str, Any]:
         "eval_strategy": "no" if config.evaluation.every_steps is None else "steps",
         "eval_steps": (config.evaluation.every_steps or 1) * updates,
         "run_name": config.tracking.run_name,
+        "report_to": list(config.tracking.also),
         "bf16": config.model.dtype == "bfloat16",
     }
 

@@ -178,7 +178,7 @@ OPEN_R1_IGNORED = by_key({
     "evaluation is on held-out prompts: see the section evaluation": "benchmarks",
     "no callbacks here": "callbacks",
     "nothing is uploaded": "hub_model_revision overwrite_hub_revision push_to_hub_revision",
-    "logging is by MLflow, every step": "wandb_entity wandb_project wandb_run_group",
+    "W&B reads WANDB_ENTITY and WANDB_PROJECT; its group is the sweep": "wandb_entity wandb_project wandb_run_group",
     OPTION_OF_REWARD: """cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct
         cosine_max_len repetition_n_grams repetition_max_penalty code_eval_test_batch_size code_eval_scoring_mode
         parallel_code_exec_per_proc e2b_router_url morph_router_url code_provider ioi_provider enforce_same_language""",

@@ -67,6 +67,7 @@ class RunDir(FlowDir):
     summary_file = Place("summary.json")
     original = Place("original")
     parent = Place("parent")
+    also_file = Place("also.json")
     source = Place("source")
 
     def completions_file(self, step: int) -> Path:

@@ -54,7 +54,7 @@ from grpo_core.policy.sources.find import (
 from grpo_core.run.child import held_lifeline, interpreter, python_path
 from grpo_core.run.fit import Fit, fit_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
-from grpo_core.run.places import require_places
+from grpo_core.run.places import require_places, require_trackers
 from grpo_core.run.sizes import (
     BYTES_PER_WEIGHT,
     ModelShape,
@@ -228,6 +228,7 @@ def check_start(
         with _refusals(own):
             require_sampler([config])
         with _refusals(own):
+            require_trackers(config if is_tracked else RunConfig())
             require_places([config])
         with _refusals(disk):
             _require_disk_of(config, run_path)

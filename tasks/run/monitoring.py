@@ -20,6 +20,7 @@ from grpo_core.training.ending import share_done
 from tasks.process.prefect_outage import prefect_may_be_away, progress_artifact
 from tasks.run.progress import ProgressView, progress_view, say
 from tasks.tracking import Shipper, TrackedRun
+from tasks.tracking.also import feeds
 from tasks.tracking.store import read_tracked
 from tasks.tracking.training import stop_requested, system_metrics
 
@@ -74,7 +75,8 @@ class _Watch:
     """One reader of the journal and those that it feeds."""
 
     def __init__(self, run_dir: RunDir, tracked: TrackedRun, view: ProgressView) -> None:
-        self.judge, self.shipper = RunRules(run_dir), Shipper(tracked)
+        self.also = feeds(run_dir, tracked)
+        self.judge, self.shipper = RunRules(run_dir), Shipper(tracked, self.also)
         self._run_dir, self._tracked, self._view = run_dir, tracked, view
         self._tail = JournalTail(run_dir.journal_file)
         self._training = run_dir.read_config().training
@@ -135,6 +137,9 @@ class _Watch:
             self._mlflow_is_away = bool(error)
             wait = f"MLflow: {error}; the training continues and keeps its figures"
             self._view.say(wait if error else "MLflow answers again; all figures up to here are there")
+        for feed in self.also:
+            while feed.news:
+                self._view.say(feed.news.pop(0))
 
     def write_page(self) -> None:
         """Write the run's page as it is now; whatever is wrong with it is of no concern to the training."""

@@ -44,6 +44,8 @@ from tasks.tracking.store import refuse_foreign
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
+ELSEWHERE: dict[str, Any] = {"tracking.uri": None, "tracking.also": []}
+"""Where another run is tracked need not be ours."""
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
 Repair = Literal["cut"]
@@ -188,7 +190,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         named = {
             "tracking.experiment": f"{base.tracking.experiment}-reproduce",
             "tracking.run_name": f"again: {run_name(base, origin)}",
-            "tracking.uri": None,  # the original's need not be ours
+            **ELSEWHERE,
             **NOT_OF_A_SWEEP,
             **_last_processes(original, base),
         }
@@ -274,7 +276,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         with hide_contents(config or ""):
             base, resolved, prompts = configure_evaluation(subject, config, overrides)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
+        kept = {} if config is not None else ELSEWHERE
         named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP, **overrides}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         refuse_code([resolved])

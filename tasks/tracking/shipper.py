@@ -8,12 +8,14 @@ replay with other figures is an alert of the training. The table of reference sy
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_core.errors import cause
 from grpo_core.run.journal import Record, is_alert, supersede
 from grpo_core.run.reproduction import Identity, identity
 from grpo_core.text import redact_uri
+from tasks.tracking.also import Feed
 from tasks.tracking.store import TrackedRun, make_client
 
 logger = logging.getLogger(__name__)
@@ -45,9 +47,9 @@ def log_whole_table(client: Any, run_id: str, name: str, table: Any) -> None:
 class Shipper:
     """Collects records and sends them in batches; while the server is away they wait here."""
 
-    def __init__(self, tracked: TrackedRun) -> None:
-        """Continue where an earlier shipper of the same run ended."""
-        self._tracked = tracked
+    def __init__(self, tracked: TrackedRun, also: Sequence[Feed] = ()) -> None:
+        """Continue where an earlier shipper of the same run ended; feed other trackers, too."""
+        self._tracked, self._also = tracked, also
         self._client = make_client(tracked.uri)
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
@@ -77,6 +79,8 @@ class Shipper:
         if record.metrics and (what := identity(record)) not in self._seen:
             self._seen.add(what)
             self._waiting.append(record)
+            for feed in self._also:
+                feed.put(record)
 
     def add_alert(self, rule: str, text: str) -> None:
         """Take one alert of a rule: a tag with the bound that was crossed, the value and the step."""
@@ -107,6 +111,8 @@ class Shipper:
         deadline = time.monotonic() + seconds
         while not self.ship() and not self.is_deleted and time.monotonic() < deadline:
             time.sleep(0.2)
+        for feed in self._also:
+            feed.close(seconds)
         return len(self._waiting)
 
     def _send(self) -> None:

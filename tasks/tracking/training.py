@@ -15,9 +15,11 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event, read_journal, read_records
+from grpo_core.run.places import require_trackers
 from grpo_core.run.resuming import path_argument
 from tasks.credentials import is_same_address, usable_uri
 from tasks.process.prefect_outage import was_interrupted
+from tasks.tracking.also import feeds
 from tasks.tracking.opening import STOP_TAG, open_training
 from tasks.tracking.shipper import DELETED, END_SECONDS, SYNC_TABLE, Shipper, log_whole_table
 from tasks.tracking.store import (
@@ -51,10 +53,12 @@ def open_tracking(run_path: Path) -> TrackedRun:
     The flow run's page in Prefect links to it from then on.
 
     Raises:
+        ConfigError: a tracker of `tracking.also` cannot be used.
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    return find_or_open(run_dir, tracking_uri(run_dir.read_config(), run_path))
+    require_trackers(config := run_dir.read_config())
+    return find_or_open(run_dir, tracking_uri(config, run_path))
 
 
 @retry(
@@ -115,7 +119,8 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     """
     run_dir, is_finished = RunDir(run_path), status == "FINISHED"
     problems: list[str] = []
-    client, shipper = make_client(tracked.uri), Shipper(tracked)
+    client, also = make_client(tracked.uri), feeds(run_dir, tracked)
+    shipper = Shipper(tracked, also)
     try:
         records: list[Record] = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
     except JournalError as error:  # nothing of a damaged journal is tracked
@@ -127,13 +132,12 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         if alert.rule:
             shipper.add_alert(alert.rule, alert.text)
     unshipped = shipper.ship_all(END_SECONDS if is_finished else INTERRUPTED_SECONDS)
+    again = f"`grpo track {run_path}` ships them later"
+    problems += [f"figures are missing in {feed.error}; {again}" for feed in also if feed.error]
     if shipper.is_deleted:
         return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")
     if unshipped:
-        problems.append(
-            f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
-            f"`grpo track {run_path}` ships them later"
-        )
+        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); {again}")
     with collect_problems(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
         _log_artifacts(client, run_dir, tracked)
         if is_finished:
@@ -253,6 +257,7 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
     known = own_tracked(run_dir)
     tracked = find_or_open(run_dir, known.uri)
+    run_dir.also_file.unlink(missing_ok=True)  # everything is handed over again: a tracker may have lost it
     if tracked.run_id != known.run_id and run_dir.provenance_file.exists():  # a run that was killed early has none
         track_inputs.fn(run_path, tracked)
     status: Status = "FINISHED"

@@ -66,12 +66,19 @@ def test_links_of_the_packages_stay_in_the_repository() -> None:
     assert not any(path.readlink().is_absolute() for path in links)
 
 
+OPTIONAL = ["tensorboard", "trackio", "trl", "vllm", "wandb"]
+"""Extras with a package of the same name."""
+
+
 def test_what_the_packages_import_is_declared_and_what_is_declared_is_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     needed, optional = (
         {_name(text) for text in texts}
-        for texts in ([*project["dependencies"], *extras["flows"], *extras["servers"]], [*extras["trl"], *extras["vllm"]])
+        for texts in (
+            [*project["dependencies"], *extras["flows"], *extras["servers"]],
+            [one for key in OPTIONAL for one in extras[key]],
+        )
     )
     owners = packages_distributions()
     imported = {
@@ -82,8 +89,8 @@ def test_what_the_packages_import_is_declared_and_what_is_declared_is_imported()
         for module in _imported_modules(path)
         if module not in sys.stdlib_module_names and module not in PACKAGES
     }
-    assert sorted(sorted(names) for names in imported if not names & needed) == [["trl"], ["vllm"]]
-    assert sorted(optional) == ["trl", "vllm"]
+    assert sorted(sorted(names) for names in imported if not names & needed) == [[name] for name in OPTIONAL]
+    assert sorted(optional) == OPTIONAL
     assert needed - frozenset().union(*imported) == UNSEEN.keys()
 
 

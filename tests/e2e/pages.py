@@ -49,6 +49,8 @@ RULES = (
         not_run=GPUS_OR_HUB,
     ),
     Rule(pattern=r"hf upload .*", not_run=GPUS_OR_HUB),
+    Rule(pattern=r"pip install 'grpo-flow.*|wandb login", not_run="fetches a package, or asks for a key"),
+    Rule(pattern=r"grpo train .*tracking\.also=.*", not_run="no such tracker here; tests/integration/test_also.py feeds them"),
     Rule(
         pattern=r"grpo train --continue .*",
         phrase="continues .*/runs/one after step 4",

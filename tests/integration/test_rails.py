@@ -156,6 +156,8 @@ NAMES: dict[str, tuple[str, Any]] = {
     "a SQLite file": ("tracking.uri", "sqlite:////tmp/elsewhere/x.db"),
     "another SQLite file of the runs": ("tracking.uri", "sqlite:///runs/x.db"),
     "a folder of MLflow's": ("tracking.uri", "./mlruns"),
+    "the name of a tracker": ("tracking.uri", "wandb"),
+    "a tracker": ("tracking.also", ["tensorboard", "trackio"]),
     "weights elsewhere": ("model.source", "/tmp"),
     "weights in the home folder": ("model.source", "~"),
     "weights above": ("model.source", ".."),
@@ -174,6 +176,7 @@ def test_a_deployment_names_no_server_and_no_file_but_the_allowed(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     monkeypatch.setenv(SOURCES_VARIABLE, f"{os.environ[SOURCES_VARIABLE]}:/opt/models")
+    monkeypatch.setenv(TRACKING_VARIABLE, "wandb")
     key, value = NAMES[what]
     named = "model.lora.init_from" if isinstance(value, dict) else key
     run_dir = tiny_run({key: value}) if key == "tracking.uri" else None
@@ -193,6 +196,7 @@ def test_a_deployment_names_no_server_and_no_file_but_the_allowed(
 
 
 ALLOWED: dict[str, Any] = {
+    "tracking.also": [["tensorboard"], ["wandb", "tensorboard"]],
     "tracking.uri": [
         "http://127.0.0.1:5000",
         "HTTP://127.0.0.1:5000/",
@@ -222,7 +226,7 @@ def test_a_deployment_names_what_is_the_workers_or_its_owner_allows(
     folder: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    monkeypatch.setenv(TRACKING_VARIABLE, "http://other:1, https://TEAM.example:443")
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://other:1, https://TEAM.example:443, wandb")
     monkeypatch.setenv(SOURCES_VARIABLE, f"{os.environ[SOURCES_VARIABLE]}:/opt/models")
     for value in ALLOWED[key]:
         data = {"data.task_args": {}} if key == "data.source" and "gym" not in value else {}

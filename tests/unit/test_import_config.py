@@ -96,7 +96,7 @@ def test_rolls_grpo_page_becomes_its_equivalent() -> None:
         "optimizer": {"lr": 1e-6, "schedule": "linear", "warmup_steps": 20, "weight_decay": 0},
         "training": {"steps": 500, "seed": 42, "checkpoint_every": 100},
         "evaluation": {"every_steps": 10},
-        "tracking": {"run_name": "qwen2.5-grpo"},
+        "tracking": {"run_name": "qwen2.5-grpo", "also": ["tensorboard"]},
     }
 
 

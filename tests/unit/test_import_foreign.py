@@ -83,7 +83,7 @@ def test_a_name_in_passing_is_no_system(line: str, tmp_path: Path) -> None:
             "1 of 3 keys have a counterpart and 2 are unknown to TRL 1.16 (critic, rollout_n)",
         ),
         ({"env": {"math": 1}, "logger": {}}, "0 of 2 keys have a counterpart and 1 are unknown to TRL 1.16 (logger)"),
-        ({"report_to": "none"}, "0 of 1 keys have a counterpart and 0 are unknown to TRL 1.16"),
+        ({"log_level": "info"}, "0 of 1 keys have a counterpart and 0 are unknown to TRL 1.16"),
         ({"grpo": {"learning_rate": 1e-5}, "model": {"name": "a"}}, "0 of 2 keys have a counterpart and 2 are unknown"),
     ],
 )

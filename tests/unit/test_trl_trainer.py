@@ -58,7 +58,8 @@ def test_what_does_nothing_here_is_said_in_one_warning() -> None:
     assert warning.filename == __file__
     lines = str(warning.message).splitlines()
     assert lines[0] == "TRL's settings that do nothing here, or something else:"
-    assert "  report_to = wandb: logging is by MLflow, every step" in lines
+    track = "beside MLflow; a run from Python is sent there by `grpo track <run>`, once it has ended"
+    assert f"  report_to = wandb: {track}" in lines
     assert "  processing_class: is not used: the tokenizer is the one in the model's folder" in lines
 
 
