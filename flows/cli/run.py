@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli.experiment import Overrides, complete_config, complete_sweep
+from flows.cli.experiment import Overrides, complete_config, complete_sweep, run_path
 from flows.stack.servers import TrackingUri, track_at, use_stack
-from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
+from flows.terminal import AsJson, echo, echo_json, echo_result, echo_text, echo_warnings, messages_to_stderr
 from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, GrpoError
@@ -26,7 +26,7 @@ from grpo_core.machine.process import gc_paused
 from grpo_core.machine.slots import slot_limit
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import child_environment, import_folders, interpreter
-from grpo_core.run.flow_folder import Kind, make_folder
+from grpo_core.run.flow_folder import Kind, make_folder, named_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
@@ -117,8 +117,10 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume the interrupted run in this folder. training.microbatch_tokens and training.rollout_rows may be "
-            "lowered, where it was out of memory, and training.processes and training.shards set; nothing else is given then."
+            help="Resume this run. training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
+            "memory, and training.processes and training.shards set; nothing else is given then.",
+            parser=run_path,
+            metavar="RUN",
         ),
     ] = None,
     repair: Annotated[Repair | None, typer.Option(help="With --resume: cut a damaged journal back to a checkpoint.")] = None,
@@ -127,9 +129,10 @@ def train(
         str | None,
         typer.Option(
             "--continue",
-            help="Go on from the newest checkpoint of the run in this folder, or with FOLDER@40 from that after step 40, in a "
-            "new run. No CONFIG is given then, but what differs: training.steps=120 optimizer.lr=1e-6.",
-            metavar="FOLDER",
+            help="Go on from this run's newest checkpoint (RUN@40: the one after step 40) in a new run. No CONFIG is given "
+            "then, but what differs: training.steps=120.",
+            parser=named_folder,
+            metavar="RUN",
         ),
     ] = None,
     plain: Annotated[
@@ -230,7 +233,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
 
 
 def join(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="The run, whose folder all nodes share.", parser=run_path, metavar="RUN")],
 ) -> None:
     """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
     from grpo_core.training.joining import join as become_launcher
@@ -241,7 +244,9 @@ def join(
 
 
 def evaluate(
-    policy: Annotated[str, typer.Argument(help="A run dir, a checkpoint, an MLflow run id, or a model.")],
+    policy: Annotated[
+        str, typer.Argument(help="A run, a checkpoint, an MLflow run id, or a model.", parser=named_folder, metavar="POLICY")
+    ],
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="Data source, all of whose rows are evaluated.")] = None,
     config: Annotated[
@@ -279,7 +284,7 @@ def evaluate(
 
 
 def reproduce(
-    run: Annotated[str, typer.Argument(help="A run dir or an MLflow run id.")],
+    run: Annotated[str, typer.Argument(help="A run, or an MLflow run id.", parser=named_folder, metavar="RUN")],
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the repetition; a new one under runs/ if left out.")] = None,
 ) -> None:
@@ -327,10 +332,14 @@ def sweep(
     overrides: Overrides = None,
     *,
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume this sweep. No FILE is given then.", parser=run_path, metavar="SWEEP")
+    ] = None,
     extend: Annotated[
         Path | None,
-        typer.Option(help="Add to the sweep in this folder: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."),
+        typer.Option(
+            help="Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30.", parser=run_path, metavar="SWEEP"
+        ),
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
@@ -349,8 +358,9 @@ def sweep(
     file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
     plan = load_sweep(file, values)  # refused before anything is made or started
     if dry_run:
-        for line in describe_plan(plan):
-            echo(line)
+        from grpo_core.sweep.status import training_time
+
+        echo_text("\n".join([*describe_plan(plan), training_time(plan)]))
         return
     _require_runs(plan)
     with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:

@@ -225,7 +225,7 @@ class TrackingConfig(Section):
     is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
     database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
     experiment: Title = "grpo"
-    """MLflow experiment."""
+    """MLflow experiment; null or left out of a file = the project: the file's folder, or the preset's name."""
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: Title | None = None
