@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 Repair = Literal["cut"]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
-OF_MODEL = "model."
-"""How messages about a model that cannot be used begin: with the key that names it."""
 _left: list[tuple[Path, BaseException]] = []
 """At most one: the folder of the command that this process runs, which is about to end, and with what."""
 
@@ -92,8 +90,8 @@ def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]
 def print_how_to_resume() -> None:
     """Print the command that resumes what this process's command has left unfinished, if there is anything to resume."""
     for path, error in _left:
-        if str(error).startswith(OF_MODEL) and not RunDir(path).checkpoints.exists():
-            continue  # the same configuration would meet the same model
+        if str(error).startswith("model.") and not RunDir(path).checkpoints.exists():
+            continue  # this key's fault: the same configuration would meet the same model
         from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
 
         command = command_that_resumes(path, has_prompts=isinstance(error, Exception))
@@ -117,8 +115,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume this run. training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
-            "memory, and training.processes and training.shards set; nothing else is given then.",
+            help="Resume this run; training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
+            "memory, and training.processes and training.shards set.",
             parser=run_path,
             metavar="RUN",
         ),
@@ -140,7 +138,7 @@ def train(
     ] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
+    """Prepare, evaluate, train, monitor, evaluate again and report: `grpo train quickstart loss.beta=0.1 training.steps=20`."""
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
@@ -299,11 +297,7 @@ def reproduce(
 
 
 def _show(summary: "RunSummary") -> None:
-    """Print what came of a run and where to look at it.
-
-    An embedded server is gone then; its database stays. `prefect server start` shows it to everybody on this machine, and to
-    every page in a browser, unless it is given a secret.
-    """
+    """Print what came of a run and where to look at it: of an embedded server, which is gone, how its database is shown."""
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     for alert in summary.alerts:

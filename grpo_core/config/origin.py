@@ -156,8 +156,8 @@ def run_name(config: RunConfig, origin: Origin) -> str:
 
     Those that are swept are always there, with the first few others that differ from the preset's.
 
-    >>> run_name(RunConfig(), Origin(changes={"training.seed": (0, 0), "training.steps": (5, 20)}))
-    'β 0.04 · G 8 · sync never · s0 · steps 20'
+    >>> run_name(RunConfig(), Origin(changes={"training.steps": (5, 100)}))
+    'β 0.04 · G 8 · sync never · s0 · steps 100'
     """
     if config.tracking.run_name:
         return config.tracking.run_name

@@ -177,16 +177,19 @@ def _is_wanted(entry: Listed, wanted: Mapping[str, Any]) -> bool:
 
 def training_time(plan: Plan) -> str:
     """Return how many runs and steps a sweep has, and how long they train at the pace of the newest run of its base."""
-    steps = fmean(config.training.steps for config in plan.configs)
-    runs, at_a_time = [*list_folders(RUNS_FOLDER, [f"preset={plan.preset}"])], plan.sweep.runs.concurrency
-    newest = next((entry.path for entry in runs if entry.kind == "run" and entry.done), None)
-    whole = f"{plan.num_runs} runs x {steps:g} steps"
-    if newest is None:
-        return f"{whole}; how long they train is unknown before the first run of {plan.preset}"
-    records = check_run(RunDir(newest)).history
-    pace = fmean([record.metrics["time/step_seconds"] for record in records if record.kind == "step"][-LAST_STEPS:])
-    beside, whole_time = f", {at_a_time} runs at a time" if at_a_time > 1 else "", plan.num_runs * steps * pace / at_a_time
-    return f"{whole}; about {duration(whole_time)} of training at {pace:.2g} s a step of {newest}{beside}"
+    steps, at_a_time = fmean(config.training.steps for config in plan.configs), plan.sweep.runs.concurrency
+    whole, beside = f"{plan.num_runs} runs x {steps:g} steps", f", {at_a_time} runs at a time" if at_a_time > 1 else ""
+    for entry in list_folders(RUNS_FOLDER):
+        if (entry.kind, entry.preset, entry.fault) == ("run", plan.preset, None):
+            paces = _last_steps(check_run(RunDir(entry.path)).history, "time/step_seconds")
+            if paces:
+                time = duration(plan.num_runs * steps * fmean(paces) / at_a_time)
+                return f"{whole}: about {time} of training at {fmean(paces):.2g} s a step, as {entry.path}{beside}"
+    return f"{whole}; how long they train is unknown before the first run of {plan.preset}"
+
+
+def _last_steps(records: Sequence[Record], key: str) -> list[float]:
+    return [record.metrics[key] for record in records if key in record.metrics][-LAST_STEPS:]
 
 
 def _reached(records: Sequence[Record]) -> dict[str, float | None]:
@@ -195,7 +198,7 @@ def _reached(records: Sequence[Record]) -> dict[str, float | None]:
     evaluated = [record for record in records if record.kind == "eval"]
     curves = [{record.step: record.metrics[key] for record in evaluated if key in record.metrics} for key in keys]
     curve = max(curves, key=lambda found: max(found, default=-1))
-    rewards = [record.metrics["reward/mean"] for record in records if record.kind == "step"][-LAST_STEPS:]
+    rewards = _last_steps(records, "reward/mean")
     return {
         "accuracy_before": curve.get(0),
         "accuracy": curve[max(curve)] if any(curve) else None,
