@@ -69,7 +69,9 @@ def runs(
     elif not listed:
         echo(f"no runs in {folder}")
     else:
-        rows = [tuple(column.upper() for column in get_args(Column)), *map(_cells, listed)]
+        # A number is one of `runs/` alone.
+        first = 0 if folder == RUNS_FOLDER else 1
+        rows = [row[first:] for row in (tuple(column.upper() for column in get_args(Column)), *map(_cells, listed))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -87,12 +89,13 @@ def _require_folder(folder: Path) -> None:
 def _cells(entry: "Listed") -> tuple[str, ...]:
     of_sweep = entry.kind == "sweep"
     done = f"{entry.done}/{entry.total}{' runs' if of_sweep else ''}" if entry.fault is None and entry.total else ""
+    before, after = ("" if one is None else f"{one:.3f}" for one in (entry.accuracy_before, entry.accuracy))
     return (
         str(entry.number or ""),
         entry.state,
         visible(f"{entry.preset} (sweep)" if of_sweep else entry.name or entry.preset),
         done,
-        " -> ".join(f"{figure:.3f}" for figure in (entry.accuracy_before, entry.accuracy) if figure is not None),
+        f"{before} -> {after or '...'}" if before else after,
         "" if entry.reward is None else f"{entry.reward:.3f}",
         str(entry.alerts or ""),
         shown_bytes(entry.bytes),

@@ -229,7 +229,7 @@ class TrackingConfig(Section):
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: Title | None = None
-    """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
+    """Name of the run; null = beta, group size, sync steps, seed, and the first few others that differ from the preset."""
     parent: Text | None = None
     """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
     labels: dict[str, str] = Field(default={})

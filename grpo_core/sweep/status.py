@@ -166,13 +166,11 @@ def list_folders(folder: Path, words: Sequence[str] = ()) -> list[Listed]:
 
 
 def _is_wanted(entry: Listed, wanted: Mapping[str, Any]) -> bool:
-    try:
+    configs: Sequence[RunConfig] = ()
+    with contextlib.suppress(GrpoError):  # a damaged one has a state, and no settings
         configs = SweepDir(entry.path).read().plan.configs if entry.kind == "sweep" else [RunDir(entry.path).read_config()]
-    except GrpoError:
-        configs = [RunConfig()] if wanted.keys() <= set(OF_FOLDERS) else []  # a damaged one has a state, and no settings
-    own = {name: getattr(entry, name) for name in OF_FOLDERS}
-    found = [named_settings(config) | own for config in configs]
-    return any(all(level_name(key, one.get(key)) == level_name(key, wanted[key]) for key in wanted) for one in found)
+    found = [{**named_settings(config), **vars(entry)} for config in configs] or [vars(entry)]
+    return any(all(level_name(key, one.get(key, "")) == level_name(key, wanted[key]) for key in wanted) for one in found)
 
 
 def training_time(plan: Plan) -> str:

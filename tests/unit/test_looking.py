@@ -113,7 +113,7 @@ def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_pat
     names = ["ID", "STATE", "SETTINGS", "DONE", "ACCURACY", "REWARD", "ALERTS", "SIZE", "STARTED", "FOLDER"]
     assert re.split("  +", head) == names
     assert [re.split("  +", line)[:6] for line in rows] == [
-        ["2", "died", "β 0.04 · G 4 · sync 2 · s0", "2/4", "0.900", "0.250"],
+        ["2", "died", "β 0.04 · G 4 · sync 2 · s0", "2/4", "0.900 -> ...", "0.250"],
         ["1", "finished", "β 0.04 · G 4 · sync 2 · s0", "4/4", "0.900 -> 0.500", "0.250"],
     ]
     listed = json.loads(grpo("runs", "--json", cwd=tmp_path).stdout)

@@ -23,7 +23,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"axes": {"loss.bta": [1, 2]}}, ["setting bta=1 and 1 more", "loss.bta", "did you mean loss.beta"]),
+        ({"axes": {"loss.bta": [1, 2]}}, ["setting bta 1 and 1 more", "loss.bta", "did you mean loss.beta"]),
         ({"axes": {"loss.beta": []}}, ["axes.loss.beta", "at least 1 item"]),
         ({"axes": {}}, ["axes", "at least 1 item"]),
         ({"axes": {"loss.beta": [0.1]}}, ["axes.loss.beta", "only one value", "0.1"]),
@@ -34,7 +34,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ({"overrides": {"loss.beta": 0.3}}, ["axes.loss.beta", "overrides", "0.3"]),
         (
             {"axes": {"reference.sync_steps": [None, 5], "reference.mixup_alpha": [0.5, 1.0]}},
-            ["sync=never", "0.5", "no effect"],
+            ["sync never", "0.5", "no effect"],
         ),
         (
             {"axes": {"loss.beta": [0.1, 0.2], "reference.sync_steps": [1, 5]}},
