@@ -41,6 +41,17 @@ if TYPE_CHECKING:
     from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["cut"]
+ResumedRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Resume this run; training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
+        "memory, and training.processes and training.shards set.",
+        parser=run_path,
+        metavar="RUN",
+    ),
+]
+ADDED = "Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."
+ExtendedSweep = Annotated[Path | None, typer.Option(help=ADDED, parser=run_path, metavar="SWEEP")]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
 _left: list[tuple[Path, BaseException]] = []
@@ -112,15 +123,7 @@ def train(
     ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Resume this run; training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
-            "memory, and training.processes and training.shards set.",
-            parser=run_path,
-            metavar="RUN",
-        ),
-    ] = None,
+    resume: ResumedRun = None,
     repair: Annotated[Repair | None, typer.Option(help="With --resume: cut a damaged journal back to a checkpoint.")] = None,
     *,
     continued: Annotated[
@@ -329,12 +332,7 @@ def sweep(
     resume: Annotated[
         Path | None, typer.Option(help="Resume this sweep. No FILE is given then.", parser=run_path, metavar="SWEEP")
     ] = None,
-    extend: Annotated[
-        Path | None,
-        typer.Option(
-            help="Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30.", parser=run_path, metavar="SWEEP"
-        ),
-    ] = None,
+    extend: ExtendedSweep = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
     ] = False,

@@ -86,8 +86,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(listed(explain(error, SweepConfig) if {"base", "axes"} & values.keys() else [NO_SWEEP])) from error
-    of_axes = [_axis_faults(sweep, key, axis) for key, axis in sweep.axes.items()]
-    for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
+    for faults in (*(_axis_faults(sweep, *axis) for axis in sweep.axes.items()), _primary_faults(sweep), _key_faults(sweep)):
         _refuse_first(faults)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_beside(base_file), sweep.overrides)
