@@ -63,7 +63,7 @@ NAME_KEY = {"name": "tracking.run_name"}
 
 
 def show_run(run_path: Path, *, is_new: bool) -> None:
-    """Give this flow run the name of its run (`β=0 G=8 sync=10 seed=0 quickstart`), and tags by which lists are filtered."""
+    """Give this flow run the name of its run (`β 0 · G 8 · sync 10 · s0`), and tags by which lists are filtered."""
     run_dir = RunDir(run_path)
     config, origin = run_dir.read_config(), run_dir.read_origin()
     labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}

@@ -63,11 +63,11 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[
+    debug: Annotated[  # for the help: `main` takes it off the line
         bool, typer.Option(DEBUG, help="Show the traceback of an error, and Prefect's log. Anywhere on the line.")
     ] = False,
 ) -> None:
-    """Run GRPO experiments that can be trusted and repeated."""  # `main` has taken --debug off the line
+    """Run GRPO experiments that can be trusted and repeated: `grpo train quickstart loss.beta=0.1`."""
 
 
 QUIET = {

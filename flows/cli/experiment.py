@@ -16,6 +16,7 @@ from grpo_core.config.loading import dump_yaml, known_keys
 from grpo_core.config.origin import SWEEPS, preset_names
 from grpo_core.errors import ConfigError, listed, name_of, raised_as
 from grpo_core.machine.disk import write_whole
+from grpo_core.run.flow_folder import named_folder
 from grpo_core.run.resuming import path_argument
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def complete_override(incomplete: str) -> list[str]:
     keys = known_keys()
     leaves = (key for key in keys if not any(other.startswith(f"{key}.") for other in keys))
     return [f"{key.replace('*', '0')}=" for key in sorted(leaves) if key.startswith(incomplete)]
+
+
+def run_path(name: str) -> Path:
+    """Return the folder of a run or sweep, as it is named on the command line."""
+    return Path(named_folder(name))
 
 
 ConfigName = Annotated[

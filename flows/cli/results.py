@@ -4,10 +4,11 @@ import os
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from flows.cli.experiment import run_path
 from flows.cli.run import RESUME
 from flows.cli.stack import StackFolder, show_stack
 from flows.stack.servers import TrackingUri, track_at
@@ -15,7 +16,7 @@ from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, ec
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, few_names, name_of
 from grpo_core.machine.process import gc_paused
-from grpo_core.run.flow_folder import RUNS_FOLDER, make_folder
+from grpo_core.run.flow_folder import RUNS_FOLDER, make_folder, named_folder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.sizes import shown_bytes
 from grpo_core.sweep.folder import SweepDir
@@ -31,20 +32,46 @@ COMPARISONS = Path("runs/comparisons")
 """Where comparisons are written unless another folder is given."""
 
 
+Column = Literal["id", "state", "settings", "done", "accuracy", "reward", "alerts", "size", "started", "folder"]
+FIELDS = {"id": "number", "settings": "name", "size": "bytes", "folder": "path"}
+"""Columns of the list of runs that are called otherwise in it."""
+
+
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one sweep.")] = RUNS_FOLDER, as_json: AsJson = False
+    wanted: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A folder of runs, or a sweep; beta=0.1, sync=10, state=finished, any key=value.", metavar="[WANTED]..."
+        ),
+    ] = None,
+    *,
+    sort: Annotated[Column | None, typer.Option(help="Column to sort by, the highest first; left out, by the start.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List runs and sweeps, the newest first: state, steps (of a sweep: runs), best held-out accuracy, alerts, size, start."""
+    """List runs and sweeps, the newest first, with the number by which every command takes them.
+
+    Of a sweep: its runs, and the accuracy and reward of the best of them.
+    """
     from grpo_core.sweep.status import list_folders
 
+    words = [word for word in wanted or () if "=" in word and not Path(word).exists()]
+    folder, *others = [run_path(word) for word in wanted or () if word not in words] or [RUNS_FOLDER]
+    if others:
+        raise ConfigError(f"{others[0]}: one folder is listed, {folder}; what else is wanted is key=value, such as beta=0.1")
     _require_folder(folder)
-    listed = list_folders(folder)
+    listed = list_folders(folder, words)
+    if sort is not None:
+        field = FIELDS.get(sort, sort)
+        cells = ((getattr(entry, field), entry) for entry in listed)
+        listed = [entry for _, entry in sorted(cells, key=lambda cell: (cell[0] is not None, cell[0]), reverse=True)]
     if as_json:
         echo_json([{**asdict(one), "path": str(one.path), "started": one.started.isoformat()} for one in listed])
     elif not listed:
         echo(f"no runs in {folder}")
     else:
-        rows = [("FOLDER", "STATE", "SETTINGS", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"), *map(_cells, listed)]
+        # A number is one of `runs/` alone.
+        first = 0 if folder == RUNS_FOLDER else 1
+        rows = [row[first:] for row in (tuple(column.upper() for column in get_args(Column)), *map(_cells, listed))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -62,20 +89,25 @@ def _require_folder(folder: Path) -> None:
 def _cells(entry: "Listed") -> tuple[str, ...]:
     of_sweep = entry.kind == "sweep"
     done = f"{entry.done}/{entry.total}{' runs' if of_sweep else ''}" if entry.fault is None and entry.total else ""
+    before, after = ("" if one is None else f"{one:.3f}" for one in (entry.accuracy_before, entry.accuracy))
     return (
-        visible(str(entry.path)),
+        str(entry.number or ""),
         entry.state,
         visible(f"{entry.preset} (sweep)" if of_sweep else entry.name or entry.preset),
         done,
-        "" if entry.accuracy is None else f"{entry.accuracy:.3f}",
+        f"{before} -> {after or '...'}" if before else after,
+        "" if entry.reward is None else f"{entry.reward:.3f}",
         str(entry.alerts or ""),
         shown_bytes(entry.bytes),
         entry.started.astimezone().strftime("%Y-%m-%d %H:%M"),
+        visible(str(entry.path)),
     )
 
 
 def status(
-    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run or sweep; left out: the local stack.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="A run or sweep; left out: the local stack.", parser=run_path, metavar="RUN")
+    ] = None,
     folder: StackFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +159,7 @@ def _show_sweep(sweep_dir: Path, as_json: bool) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or of a run, finished or not.")],
+    folder: Annotated[Path, typer.Argument(help="A sweep or a run, finished or not.", parser=run_path, metavar="RUN")],
     as_json: AsJson = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
@@ -147,7 +179,7 @@ def report(
 
 
 def samples(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="A run, finished or not.", parser=run_path, metavar="RUN")],
     *,
     step: Annotated[int | None, typer.Option(min=1, help="The last step that was kept if left out.")] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only completions that are wrong.")] = False,
@@ -177,7 +209,8 @@ def samples(
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(help="Folders of runs, folders of sweeps (all of their runs), or MLflow run ids.")
+        list[str],
+        typer.Argument(help="Runs, sweeps (all of their runs), or MLflow run ids.", parser=named_folder, metavar="RUN..."),
     ],
     *,
     out: Annotated[
@@ -233,7 +266,8 @@ def _show_compared(comparison: "RunComparison") -> None:
 
 
 def track(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")], tracking_uri: TrackingUri = None
+    run_dir: Annotated[Path, typer.Argument(help="A run that has ended.", parser=run_path, metavar="RUN")],
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Ship to MLflow what an outage or a cancellation left behind; each figure once, however often this is done."""
     from tasks.tracking.training import track_later
@@ -248,7 +282,10 @@ def track(
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="A run dir, or an MLflow run id whose run dir is on this machine.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="A run, or an MLflow run id whose run is on this machine.", parser=named_folder, metavar="RUN"),
+    ],
     *,
     step: Annotated[int | None, typer.Option(min=1, help="The checkpoint after this step; the newest if left out.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The checkpoint with the best held-out accuracy.")] = False,
@@ -289,10 +326,14 @@ def export(
 
 
 def clean(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run or sweep.")] = RUNS_FOLDER,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of runs, or one run or sweep.", parser=run_path, metavar="FOLDER")
+    ] = RUNS_FOLDER,
     *,
     kind: Annotated[list[str] | None, typer.Option(help="Only checkpoints or leftovers.")] = None,
-    run: Annotated[list[Path] | None, typer.Option(help="Only the run in this folder; may be given again.")] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option(help="Only this run; may be repeated.", parser=run_path, metavar="RUN")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed; without it, nothing is removed.")] = False,
 ) -> None:
     """List what can go of runs that have ended or failed, with its size; with --yes, remove it."""
@@ -311,7 +352,7 @@ def clean(
 
 
 def try_prompt(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with a checkpoint.")],
+    run: Annotated[Path, typer.Argument(help="A run with a checkpoint.", parser=run_path, metavar="RUN")],
     prompt: Annotated[str, typer.Argument(help="As a row of its data would hold it; its template is added.")],
     samples: Annotated[int, typer.Option(min=1, help="Answers that are sampled beside the greedy one.")] = 3,
 ) -> None:

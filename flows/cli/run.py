@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli.experiment import Overrides, complete_config, complete_sweep
+from flows.cli.experiment import Overrides, complete_config, complete_sweep, run_path
 from flows.stack.servers import TrackingUri, track_at, use_stack
-from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
+from flows.terminal import AsJson, echo, echo_json, echo_result, echo_text, echo_warnings, messages_to_stderr
 from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, GrpoError
@@ -26,7 +26,7 @@ from grpo_core.machine.process import gc_paused
 from grpo_core.machine.slots import slot_limit
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import child_environment, import_folders, interpreter
-from grpo_core.run.flow_folder import Kind, make_folder
+from grpo_core.run.flow_folder import Kind, make_folder, named_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
@@ -41,10 +41,19 @@ if TYPE_CHECKING:
     from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["cut"]
+ResumedRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Resume this run; training.microbatch_tokens and training.rollout_rows may be lowered, where it was out of "
+        "memory, and training.processes and training.shards set.",
+        parser=run_path,
+        metavar="RUN",
+    ),
+]
+ADDED = "Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."
+ExtendedSweep = Annotated[Path | None, typer.Option(help=ADDED, parser=run_path, metavar="SWEEP")]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
-OF_MODEL = "model."
-"""How messages about a model that cannot be used begin: with the key that names it."""
 _left: list[tuple[Path, BaseException]] = []
 """At most one: the folder of the command that this process runs, which is about to end, and with what."""
 
@@ -92,8 +101,8 @@ def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]
 def print_how_to_resume() -> None:
     """Print the command that resumes what this process's command has left unfinished, if there is anything to resume."""
     for path, error in _left:
-        if str(error).startswith(OF_MODEL) and not RunDir(path).checkpoints.exists():
-            continue  # the same configuration would meet the same model
+        if str(error).startswith("model.") and not RunDir(path).checkpoints.exists():
+            continue  # this key's fault: the same configuration would meet the same model
         from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
 
         command = command_that_resumes(path, has_prompts=isinstance(error, Exception))
@@ -114,22 +123,17 @@ def train(
     ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Resume the interrupted run in this folder. training.microbatch_tokens and training.rollout_rows may be "
-            "lowered, where it was out of memory, and training.processes and training.shards set; nothing else is given then."
-        ),
-    ] = None,
+    resume: ResumedRun = None,
     repair: Annotated[Repair | None, typer.Option(help="With --resume: cut a damaged journal back to a checkpoint.")] = None,
     *,
     continued: Annotated[
         str | None,
         typer.Option(
             "--continue",
-            help="Go on from the newest checkpoint of the run in this folder, or with FOLDER@40 from that after step 40, in a "
-            "new run. No CONFIG is given then, but what differs: training.steps=120 optimizer.lr=1e-6.",
-            metavar="FOLDER",
+            help="Go on from this run's newest checkpoint (RUN@40: the one after step 40) in a new run. No CONFIG is given "
+            "then, but what differs: training.steps=120.",
+            parser=named_folder,
+            metavar="RUN",
         ),
     ] = None,
     plain: Annotated[
@@ -137,7 +141,7 @@ def train(
     ] = False,
     tracking_uri: TrackingUri = None,
 ) -> None:
-    """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
+    """Prepare, evaluate, train, monitor, evaluate again and report: `grpo train quickstart loss.beta=0.1 training.steps=20`."""
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
@@ -230,7 +234,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
 
 
 def join(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of the run, which all nodes share.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="The run, whose folder all nodes share.", parser=run_path, metavar="RUN")],
 ) -> None:
     """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
     from grpo_core.training.joining import join as become_launcher
@@ -241,7 +245,9 @@ def join(
 
 
 def evaluate(
-    policy: Annotated[str, typer.Argument(help="A run dir, a checkpoint, an MLflow run id, or a model.")],
+    policy: Annotated[
+        str, typer.Argument(help="A run, a checkpoint, an MLflow run id, or a model.", parser=named_folder, metavar="POLICY")
+    ],
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="Data source, all of whose rows are evaluated.")] = None,
     config: Annotated[
@@ -279,7 +285,7 @@ def evaluate(
 
 
 def reproduce(
-    run: Annotated[str, typer.Argument(help="A run dir or an MLflow run id.")],
+    run: Annotated[str, typer.Argument(help="A run, or an MLflow run id.", parser=named_folder, metavar="RUN")],
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the repetition; a new one under runs/ if left out.")] = None,
 ) -> None:
@@ -294,11 +300,7 @@ def reproduce(
 
 
 def _show(summary: "RunSummary") -> None:
-    """Print what came of a run and where to look at it.
-
-    An embedded server is gone then; its database stays. `prefect server start` shows it to everybody on this machine, and to
-    every page in a browser, unless it is given a secret.
-    """
+    """Print what came of a run and where to look at it: of an embedded server, which is gone, how its database is shown."""
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     for alert in summary.alerts:
@@ -327,11 +329,10 @@ def sweep(
     overrides: Overrides = None,
     *,
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
-    extend: Annotated[
-        Path | None,
-        typer.Option(help="Add to the sweep in this folder: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."),
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume this sweep. No FILE is given then.", parser=run_path, metavar="SWEEP")
     ] = None,
+    extend: ExtendedSweep = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
     ] = False,
@@ -349,8 +350,9 @@ def sweep(
     file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
     plan = load_sweep(file, values)  # refused before anything is made or started
     if dry_run:
-        for line in describe_plan(plan):
-            echo(line)
+        from grpo_core.sweep.status import training_time
+
+        echo_text("\n".join([*describe_plan(plan), training_time(plan)]))
         return
     _require_runs(plan)
     with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:

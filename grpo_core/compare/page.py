@@ -22,6 +22,7 @@ from grpo_core.compare.comparison import (
 )
 from grpo_core.compare.pictures import panels_with, save_pictures, sync_segments
 from grpo_core.compare.runs import ComparedRun, Source, begun_runs
+from grpo_core.config.spelling import level_name
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
@@ -29,7 +30,7 @@ from grpo_core.pages import Picture, Section, Table, for_script, render
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
 from grpo_core.run.flow_folder import FlowDir
-from grpo_core.sweep.display import UNKNOWN, bounds, first_few, level_name, p_text, plain
+from grpo_core.sweep.display import UNKNOWN, bounds, first_few, p_text, plain
 from grpo_core.sweep.folder import StoredSweep
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 
 from grpo_core.compare.comparison import ACCURACY, RunComparison
 from grpo_core.compare.runs import ComparedRun
+from grpo_core.config.spelling import cut
 from grpo_core.pages import STYLE, Picture, save_picture
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, FORGETTING, read_places
 from grpo_core.run.figures import SMOOTHED, draw_band, draw_curve, panel_grid, places_figure, start_kl_at_zero
-from grpo_core.sweep.display import cut
 from grpo_core.text import visible
 
 STYLES: dict[str, Literal["-", "--", ":", "-."]] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}

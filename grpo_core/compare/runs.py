@@ -10,10 +10,10 @@ from matplotlib.colors import TABLEAU_COLORS, to_hex
 
 from grpo_core.config import RunConfig
 from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
+from grpo_core.config.spelling import KNOB_NAMES, arm_name, cut, level_name
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
 from grpo_core.run.curves import Run, RunCurves
 from grpo_core.run.flow_folder import FlowDir
-from grpo_core.sweep.display import KNOB_NAMES, arm_name, cut, level_name
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.text import visible
 

@@ -14,17 +14,12 @@ from grpo_core.config.derived import reference_moments
 from grpo_core.config.loading import KNOBS, apply_overrides, as_overrides, read_values, validate_config
 from grpo_core.config.names import near
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.spelling import SHORT, arm_name, cut, level_name
 from grpo_core.errors import ConfigError, name_of
+from grpo_core.text import visible
 
 NAMED_CHANGES = 2
 """How many changes beside the knobs a name holds."""
-# What frequently changed keys are called in a name.
-SHORT = {
-    "rollout.num_prompts_per_step": "P",
-    "rollout.max_completion_tokens": "tokens",
-    "optimizer.lr": "lr",
-    "training.steps": "steps",
-}
 NAMED_CHARACTERS = 24
 """Longer values are cut in a name."""
 
@@ -88,19 +83,30 @@ def _resolve(file: Path | None, values: Mapping[str, Any], changes: Mapping[str,
         preset = None
     return Resolved(
         config=config,
-        # What `grpo init` writes is called after its folder.
-        preset="run" if file is None else file.resolve().parent.name if file.name == "config.yaml" else file.stem,
+        preset="run" if file is None else preset_of(file),
         changes=changes_between(preset, config),
     )
 
 
+def preset_of(file: Path) -> str:
+    """Return what a configuration's file is called: what `grpo init` writes, after its folder."""
+    return file.resolve().parent.name if file.name == "config.yaml" else file.stem
+
+
 def read_beside(file: Path) -> dict[str, Any]:
-    """Return the plain values of a configuration's file; a path in it that leads from the file's folder somewhere is that one.
+    """Return the plain values of a configuration's file, as they are meant beside it.
+
+    A path in it that leads from the file's folder somewhere is that one. Where it names no experiment, that is the project:
+    of a preset its name, else the file's folder.
 
     Raises:
         ConfigError: as `read_values`.
     """
-    values = read_values(file)
+    values, folder = read_values(file), file.resolve().parent
+    tracking = values.setdefault("tracking", {})
+    if isinstance(tracking, dict) and tracking.get("experiment") is None:
+        is_preset = folder in [place.resolve() for place in FOLDERS]
+        tracking["experiment"] = (file.stem if is_preset else cut(visible(folder.name), 200)) or "grpo"
     for section in (part for name in ("data", "model") if isinstance(part := values.get(name), dict)):
         kind, colon, path = str(section.get("source", "")).rpartition(":")
         beside = os.path.join(file.parent, path)  # noqa: PTH118  (as it is written)
@@ -146,34 +152,23 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
 
 
 def run_name(config: RunConfig, origin: Origin) -> str:
-    """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
+    """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by its settings.
 
-    The swept settings come first, always in this order, then what else was changed of the preset: lists cut the end of a name.
+    Those that are swept are always there, with the first few others that differ from the preset's.
 
-    >>> run_name(RunConfig(), Origin(preset="quickstart", changes={"training.seed": (0, 0), "training.steps": (5, 20)}))
-    'β=0.04 G=8 sync=never seed=0 steps=20 quickstart'
+    >>> run_name(RunConfig(), Origin(changes={"training.steps": (5, 100)}))
+    'β 0.04 · G 8 · sync never · s0 · steps 100'
     """
     if config.tracking.run_name:
         return config.tracking.run_name
-    texts = {key: str(value) for key, (_, value) in origin.changes.items() if not key.startswith("tracking.")}
-    others = [
-        f"{SHORT.get(key, key)}={text if len(text) <= NAMED_CHARACTERS else f'{text[: NAMED_CHARACTERS - 1]}…'}"
-        for key, text in sorted(texts.items(), key=lambda change: change[0] not in SHORT)
-        if key not in KNOBS.values()
-    ]
+    settings = named_settings(config)
+    changed = [key for key in origin.changes if not key.startswith("tracking.") and key not in KNOBS.values()]
+    others = sorted(changed, key=lambda key: key not in SHORT)
+    named = (*KNOBS.values(), *others[:NAMED_CHANGES])
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
     more += [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
-    return " ".join(
-        [
-            f"β={config.loss.beta:g}",
-            f"G={config.rollout.group_size}",
-            f"sync={reference_moments(config) or 'never'}",
-            f"seed={config.training.seed}",
-            *others[:NAMED_CHANGES],
-            *more,
-            origin.preset,
-        ]
-    )
+    texts = {key: cut(level_name(key, settings.get(key)), NAMED_CHARACTERS) for key in named}
+    return " · ".join([arm_name(texts), *more])
 
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")

@@ -225,13 +225,13 @@ class TrackingConfig(Section):
     is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
     database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
     experiment: Title = "grpo"
-    """MLflow experiment."""
+    """MLflow experiment; null or left out of a file = the project: the file's folder, or the preset's name."""
     also: Annotated[tuple[Literal["wandb", "trackio", "tensorboard"], ...], Field(max_length=3)] = ()
     """Trackers that get the journal's figures beside MLflow; each is installed as an extra (`grpo-flow[wandb]`)."""
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: Title | None = None
-    """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
+    """Name of the run; null = beta, group size, sync steps, seed, and the first few others that differ from the preset."""
     parent: Text | None = None
     """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
     labels: dict[str, str] = Field(default={})

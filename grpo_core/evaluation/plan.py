@@ -22,7 +22,7 @@ class Subject:
     """A policy and what is known about how it was made."""
 
     name: str
-    """For people: `β=0.04 G=6 sync=12 seed=0 quickstart, step 50`."""
+    """For people: `β 0.04 · G 6 · sync 12 · s0, step 50`."""
     source: str
     """For `model.source`."""
     step: int = 0

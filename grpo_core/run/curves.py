@@ -258,7 +258,7 @@ class Run:
         self.state, self.reason = run_state(self.records, self.dir)
 
     def __repr__(self) -> str:
-        """Return `Run('runs/one'): β=0.04 ..., finished, step 30 of 30`."""
+        """Return `Run('runs/one'): β 0.04 · ..., finished, step 30 of 30`."""
         return f"Run({str(self.path)!r}): {self.name}, {self.state}, step {self.last_step} of {self.config.training.steps}"
 
     @property

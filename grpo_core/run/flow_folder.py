@@ -7,6 +7,7 @@ The marker is `.grpo-folder`, one small JSON file. A folder is ours by its marke
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,8 @@ class Marker:
     kind: str
     format: int = FORMAT
     created: str = ""
+    number: int = 0
+    """By which commands take it, among its neighbours: one more than the highest of them when it was made."""
 
 
 def write_marker(folder: Path, kind: Kind) -> None:
@@ -40,7 +43,8 @@ def write_marker(folder: Path, kind: Kind) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=datetime.now(UTC).isoformat(timespec="seconds"))))
+    created, number = datetime.now(UTC).isoformat(timespec="seconds"), 1 + max(_numbers(folder.parent).values(), default=0)
+    write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=created, number=number)))
     flush(folder.parent)
 
 
@@ -151,6 +155,37 @@ class FlowDir:
         refusal = f"{self.what} {self.path}: {{holder}} works on this {self.what.removesuffix(' dir')}; wait for it, or end it"
         with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
             return locked_soon(open_lock(self.lock_file), FolderError, f"{refusal} first")
+
+
+def named_folder(name: str) -> str:
+    """Return the path that a user means by a number of `grpo runs` or by `last`, the newest run or sweep, also with `@STEP`.
+
+    Any other text, and the name of what is there, is itself the path.
+
+    Raises:
+        FolderError: no folder in `runs/` has that number, or several have.
+    """
+    short, at, step = name.partition("@")
+    if re.fullmatch(r"last|\d{1,9}", short) is None or Path(name).exists() or Path(short).exists():
+        return name
+    numbers = _numbers(RUNS_FOLDER)
+    runs = [number for path, number in numbers.items() if FlowDir(path).kind != "evaluation"]
+    wanted = max(runs, default=0) if short == "last" else int(short)
+    found = [str(path) for path, number in numbers.items() if number == wanted > 0]
+    if len(found) != 1:
+        what = f"is the number of {' and '.join(found)}" if found else f"{RUNS_FOLDER}/ has no such run"
+        raise FolderError(f"{short}: {what}; give a folder, `last` or a number that `grpo runs` lists")
+    return f"{found[0]}{at}{step}"
+
+
+def _numbers(root: Path) -> dict[Path, int]:
+    """Return the numbers of the folders of ours below `root`."""
+    numbers = {}
+    for path in sorted(root.glob(f"*/{MARKER_FILE}")):
+        with contextlib.suppress(FolderError):  # another version's
+            marker = FlowDir(path.parent).marker()
+            numbers[path.parent] = marker.number if marker else 0
+    return numbers
 
 
 def make_folder(name: str, root: Path = RUNS_FOLDER) -> Path:

@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.derived import reference_moments
 from grpo_core.config.names import reward_name
 from grpo_core.config.origin import flatten
 from grpo_core.machine.disk import write_whole
@@ -61,14 +60,12 @@ def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live:
 def page_data(run: Run) -> dict[str, Any]:
     """Return all that the page of a run shows but completions."""
     config, origin, compared = run.config, run.dir.read_origin(), compare_evaluations(run.dir)
-    rewards, sync = [reward_name(reward.fn) for reward in config.rewards], reference_moments(config) or "never"
-    settings = f"β {config.loss.beta:g} · G {config.rollout.group_size} · sync {sync} · seed {config.training.seed}"
+    rewards = [reward_name(reward.fn) for reward in config.rewards]
     found = run.curves(*CURVES, *(f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "unscorable_frac")))
     evaluations = [record for record in reversed(run.records) if record.kind == "eval"]
     most = max(10, MOST_POINTS // max(len(found.curves), 1))
     return {
-        "title": config.tracking.run_name or settings,
-        "name": run.name,
+        "title": run.name,
         "preset": origin.preset,
         "folder": path_argument(run.path),
         "state": run.state,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
+from grpo_core.config.spelling import SEED, arm_name
 from grpo_core.errors import ConfigError
-from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.schema import Range, SweepConfig
 
 GROUP_SIZE, PROMPTS = "rollout.group_size", "rollout.num_prompts_per_step"
@@ -44,12 +44,12 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What distinguishes it from the other arms: `β=0.04 G=8 sync=never`."""
+        """What distinguishes it from the other arms: `β 0.04 · G 8 · sync never`."""
         return arm_name(self.values)
 
     def run_name(self, seed: int) -> str:
-        """Return what its run with a seed is called: `β=0.04 G=8 sync=never seed=0`."""
-        return f"{self.name} seed={seed}"
+        """Return what its run with a seed is called: `β 0.04 · G 8 · sync never · s0`."""
+        return arm_name({**self.values, SEED: seed})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def arm_config(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> R
     Raises:
         ConfigError: it contradicts itself.
     """
-    return validate_config(apply_overrides(base, {**arm_overrides(sweep, base, values), "training.seed": sweep.seeds[0]}))
+    return validate_config(apply_overrides(base, {**arm_overrides(sweep, base, values), SEED: sweep.seeds[0]}))
 
 
 def next_run(

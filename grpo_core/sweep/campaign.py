@@ -53,7 +53,7 @@ class Job:
     arm: int
     seed: int
     name: str
-    """`β=0.04 G=8 sync=10 seed=1`."""
+    """`β 0.04 · G 8 · sync 10 · s1`."""
     base: Path
     overrides: Mapping[str, Any]
     run_dir: RunDir

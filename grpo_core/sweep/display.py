@@ -1,10 +1,14 @@
-"""What knobs, levels, arms and figures are called, and how they are written: in the command, MLflow, tables and pictures."""
+"""What parameters, settings and figures are called in sentences, and how figures are written.
+
+Settings in a name are spelled by `grpo_core.config.spelling`; templates find both here.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_core.config.spelling import KNOB_NAMES, arm_name, level_name
 from grpo_core.text import visible
 
 if TYPE_CHECKING:
@@ -16,36 +20,6 @@ MANY_SEEDS = 5
 """From so many seeds on an interval stands for them; fewer are shown themselves."""
 MINUS = "\N{MINUS SIGN}"
 MOST_LISTED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnobName:
-    """What a swept key is called."""
-
-    short: str
-    """In the names of arms and runs."""
-    name: str
-    """In a sentence."""
-    unit: str = ""
-    null: str = "null"
-    """What its level null means."""
-    where_null: str = ""
-    """The same as a place: `where the reference never moves`."""
-
-
-KNOB_NAMES = {
-    "loss.beta": KnobName(short="β", name="β"),
-    "rollout.group_size": KnobName(short="G", name="group size", unit="completions"),
-    "reference.sync_steps": KnobName(
-        short="sync", name="sync period", unit="steps", null="never", where_null="where the reference never moves"
-    ),
-    "reference.mixup_alpha": KnobName(short="α", name="mixup α"),  # noqa: RUF001 - the letter alpha
-    "model.lora": KnobName(short="adapter", name="adapter", null="none"),
-    "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
-}
-"""Knobs that have a name of their own; others go by their dotted key, in names of arms by its last part."""
-
-
 DRAWN_BY = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
 """Keys on which a policy's KL figures depend beside its weights."""
 
@@ -72,19 +46,6 @@ def knob_title(knob: str) -> str:
     return visible(knob) if known is None else f"{known.name} ({', '.join(filter(None, (knob, known.unit)))})"
 
 
-def level_name(knob: str, level: Any) -> str:
-    """Return what a level is called.
-
-    >>> level_name("reference.sync_steps", None), level_name("loss.beta", 0.04), level_name("data.shuffle", True)
-    ('never', '0.04', 'true')
-    """
-    if level is None:
-        return KNOB_NAMES[knob].null if knob in KNOB_NAMES else "null"
-    if isinstance(level, bool):
-        return str(level).lower()
-    return f"{level:g}" if isinstance(level, float) else visible(str(level))
-
-
 def capital(name: str) -> str:
     """Return a name as a title has it; a key stays as it is written.
 
@@ -104,42 +65,19 @@ def where_level(knob: str, level: Any) -> str:
     return place or f"with {knob_name(knob)} {level_name(knob, level)}"
 
 
-def setting_name(values: Mapping[str, Any]) -> str:
-    """Return what a setting is called in a report.
-
-    >>> setting_name({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None})
-    'β 0.04 · G 8 · sync never'
-    """
-    return arm_name(values, "{} {}", " · ")
-
-
 def setting_phrase(values: Mapping[str, Any]) -> str:
-    """Return the same as part of a sentence.
+    """Return what a setting is called in a sentence.
 
     >>> setting_phrase({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None})
     'β 0.04 with G 8 and sync never'
     """
-    first, *others = setting_name(values).split(" · ")
+    first, *others = arm_name(values).split(" · ")
     return f"{first} with {' and '.join(others)}" if others else first
-
-
-def arm_name(values: Mapping[str, Any], form: str = "{}={}", separator: str = " ") -> str:
-    """Return what an arm is called, from its swept values: in commands, folders and MLflow.
-
-    >>> arm_name({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None, "optimizer.lr": 1e-05})
-    'β=0.04 G=8 sync=never lr=1e-05'
-    >>> arm_name({"rewards.0.weight": 1.0, "rewards.1.weight": 0.5})
-    'rewards.0.weight=1 rewards.1.weight=0.5'
-    """
-    last_parts = [knob.rpartition(".")[2] for knob in values]
-    shorts = {knob: knob if last_parts.count(last) > 1 else last for knob, last in zip(values, last_parts, strict=True)}
-    shorts |= {knob: known.short for knob, known in KNOB_NAMES.items()}
-    return separator.join(form.format(visible(shorts[knob]), level_name(knob, level)) for knob, level in values.items())
 
 
 def arm_names(arms: Sequence["Arm"]) -> str:
     """Return settings by name, the first few of them."""
-    return first_few([setting_name(arm.values) for arm in arms])
+    return first_few([arm.name for arm in arms])
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -265,15 +203,6 @@ def first_few(texts: Sequence[str], most: int = MOST_LISTED) -> str:
     """
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters.
-
-    >>> cut("abcdef", 4), cut("abcd", 4)
-    ('abc…', 'abcd')
-    """
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _signed(value: float, decimals: int) -> str:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from grpo_core.config.spelling import level_name
 from grpo_core.errors import ConfigError, shown
-from grpo_core.sweep.display import first_few, knob_name, level_name
+from grpo_core.sweep.display import first_few, knob_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import make_plan
 

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, derived, find_config
 from grpo_core.config.loading import explain, read_values
-from grpo_core.config.origin import find_sweep, read_beside
+from grpo_core.config.origin import find_sweep, preset_of, read_beside
 from grpo_core.config.section import Section
+from grpo_core.config.spelling import arm_name
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
 from grpo_core.run.places import runs_at_a_time
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
-from grpo_core.sweep.display import arm_name, first_few
+from grpo_core.sweep.display import first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
 
 TPE_STARTUP = 10
@@ -85,8 +86,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(listed(explain(error, SweepConfig) if {"base", "axes"} & values.keys() else [NO_SWEEP])) from error
-    of_axes = [_axis_faults(sweep, key, axis) for key, axis in sweep.axes.items()]
-    for faults in (*of_axes, _primary_faults(sweep), _key_faults(sweep)):
+    for faults in (*(_axis_faults(sweep, *axis) for axis in sweep.axes.items()), _primary_faults(sweep), _key_faults(sweep)):
         _refuse_first(faults)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_beside(base_file), sweep.overrides)
@@ -98,7 +98,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     return Plan(
         sweep=sweep,
         base=base,
-        preset=base_file.stem,
+        preset=preset_of(base_file),
         num_arms=sweep.trials or len(configs),
         configs=tuple(configs),
         notes=tuple(_notes(sweep, configs)),

@@ -2,27 +2,39 @@
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from grpo_core.config import run_name
-from grpo_core.errors import GrpoError, cause
+from grpo_core.config import RunConfig, parse_overrides, run_name
+from grpo_core.config.loading import KNOBS, known_keys, near_key
+from grpo_core.config.origin import named_settings
+from grpo_core.config.spelling import SHORT, level_name
+from grpo_core.errors import ConfigError, GrpoError, cause
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.locks import lock_holder
-from grpo_core.run.flow_folder import MARKER_FILE, FlowDir
+from grpo_core.metrics import LAST_STEPS
+from grpo_core.run.flow_folder import MARKER_FILE, RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import all_alerts, run_status
 from grpo_core.sweep.arms import next_run, total_runs
+from grpo_core.sweep.display import duration
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
+from grpo_core.sweep.plan import Plan
 from grpo_core.sweep.results import read_runs, spent_budget
+
+WORDS = {**KNOBS, **{short: key for key, short in SHORT.items()}}
+"""Short names of settings, as names of runs and parameters of flows have them."""
+OF_FOLDERS = ("state", "preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +62,18 @@ class Listed:
     state: str = "damaged"
     """Of a run as `RunStatus.state`, of a sweep as `SweepStatus.state`; `running` while a flow works in it; `damaged`."""
     preset: str = ""
-    name: str = ""  # of a run: its settings and its preset
+    name: str = ""  # of a run: its settings
+    number: int = 0
+    """By which commands take it, where it lies in `runs/`."""
     done: int = 0
     """Steps of a run, runs of a sweep."""
     total: int = 0
     bytes: int
+    accuracy_before: float | None = None
     accuracy: float | None = None
-    """Highest held-out greedy accuracy after the first step, in a sweep that of its runs; None where none was measured."""
+    """Held-out greedy accuracy before training and the last one since; None where none was measured."""
+    reward: float | None = None
+    """Mean of the last steps. Of a sweep: of its run with the best accuracy."""
     alerts: int = 0
     """Of a run, in a sweep of all of its runs."""
     started: datetime
@@ -123,25 +140,68 @@ def _sweep_of(run: Path) -> SweepDir | None:
     return sweep_dir if sweep_dir.sweep_file.exists() else None
 
 
-def list_folders(folder: Path) -> list[Listed]:
+def list_folders(folder: Path, words: Sequence[str] = ()) -> list[Listed]:
     """Return what lies in a folder of runs, the newest first; of the folder of a sweep, its runs.
 
     Only folders with our marker are looked into; comparisons and exports are left out.
+
+    Args:
+        folder: of runs, or of one sweep.
+        words: what is wanted, such as `beta=0.1`, `loss.beta=0.1` or `state=finished`; of sweeps, those of which a run has it.
+
+    Raises:
+        ConfigError: there is no such setting.
     """
+    wanted = parse_overrides([f"{WORDS.get(name, name)}={text}" for name, _, text in (word.partition("=") for word in words)])
+    for key in wanted.keys() - OF_FOLDERS:
+        if re.sub(r"\.\d+(?=\.|$)", ".*", key) not in known_keys():
+            raise ConfigError(f"{key}: is no setting of a run, nor {' or '.join(OF_FOLDERS)}{near_key(key)}")
     inside = folder / "runs" if (folder / SWEEP_FILE).is_file() else folder
     paths = [path for path in inside.iterdir() if path.is_dir() and not path.is_symlink()] if inside.is_dir() else []
-    listed = [entry for path in paths if (entry := _read(path)) is not None]
+    listed = [entry for path in paths if (entry := _read(path)) is not None and (not wanted or _is_wanted(entry, wanted))]
     if (sweep_dir := _sweep_of(inside / "run")) is not None:
         command = _resume_sweep(sweep_dir)
         listed = [replace(entry, resume=entry.resume and command) for entry in listed]
     return sorted(listed, key=lambda entry: (entry.started, entry.path.name), reverse=True)
 
 
-def best_accuracy(records: Sequence[Record]) -> float | None:
-    """Return the highest held-out greedy accuracy of a journal after its first step; None where none was measured."""
+def _is_wanted(entry: Listed, wanted: Mapping[str, Any]) -> bool:
+    configs: Sequence[RunConfig] = ()
+    with contextlib.suppress(GrpoError):  # a damaged one has a state, and no settings
+        configs = SweepDir(entry.path).read().plan.configs if entry.kind == "sweep" else [RunDir(entry.path).read_config()]
+    found = [{**named_settings(config), **vars(entry)} for config in configs] or [vars(entry)]
+    return any(all(level_name(key, one.get(key, "")) == level_name(key, wanted[key]) for key in wanted) for one in found)
+
+
+def training_time(plan: Plan) -> str:
+    """Return how many runs and steps a sweep has, and how long they train at the pace of the newest run of its base."""
+    steps, at_a_time = fmean(config.training.steps for config in plan.configs), plan.sweep.runs.concurrency
+    whole, beside = f"{plan.num_runs} runs x {steps:g} steps", f", {at_a_time} runs at a time" if at_a_time > 1 else ""
+    for entry in list_folders(RUNS_FOLDER):
+        if (entry.kind, entry.preset, entry.fault) == ("run", plan.preset, None):
+            paces = _last_steps(check_run(RunDir(entry.path)).history, "time/step_seconds")
+            if paces:
+                time = duration(plan.num_runs * steps * fmean(paces) / at_a_time)
+                return f"{whole}: about {time} of training at {fmean(paces):.2g} s a step, as {entry.path}{beside}"
+    return f"{whole}; how long they train is unknown before the first run of {plan.preset}"
+
+
+def _last_steps(records: Sequence[Record], key: str) -> list[float]:
+    return [record.metrics[key] for record in records if key in record.metrics][-LAST_STEPS:]
+
+
+def _reached(records: Sequence[Record]) -> dict[str, float | None]:
+    """Return the held-out greedy accuracy before training and last, of the set that was evaluated last, and the reward."""
     keys = [f"eval/{name}/greedy_accuracy" for name in (HELD_OUT, HELD_OUT_SAMPLE)]
-    evaluated = [record.metrics for record in records if record.kind == "eval" and record.step > 0]
-    return max((metrics[key] for metrics in evaluated for key in keys if key in metrics), default=None)
+    evaluated = [record for record in records if record.kind == "eval"]
+    curves = [{record.step: record.metrics[key] for record in evaluated if key in record.metrics} for key in keys]
+    curve = max(curves, key=lambda found: max(found, default=-1))
+    rewards = _last_steps(records, "reward/mean")
+    return {
+        "accuracy_before": curve.get(0),
+        "accuracy": curve[max(curve)] if any(curve) else None,
+        "reward": fmean(rewards) if rewards else None,
+    }
 
 
 def _read(path: Path) -> Listed | None:
@@ -151,10 +211,10 @@ def _read(path: Path) -> Listed | None:
         marker = FlowDir(path).marker()
         if marker is None or marker.kind in ("comparison", "export"):
             return None
-        kind, started = marker.kind, datetime.fromisoformat(marker.created)
+        kind, started, facts["number"] = marker.kind, datetime.fromisoformat(marker.created), marker.number
         is_held = lock_holder(FlowDir(path).lock_file) is not None
-        facts = _of_sweep(SweepDir(path)) if kind == "sweep" else _of_run(RunDir(path), kind)
-        facts = facts | ({"state": "running"} if is_held else {})
+        facts |= _of_sweep(SweepDir(path)) if kind == "sweep" else _of_run(RunDir(path), kind)
+        facts |= {"state": "running"} if is_held else {}
     except (GrpoError, OSError, ValueError) as error:
         started = datetime.fromtimestamp((path / MARKER_FILE).lstat().st_mtime, UTC)
         facts["fault"] = cause(error)
@@ -169,7 +229,7 @@ def _of_run(run_dir: RunDir, kind: str) -> dict[str, Any]:
     facts = {
         "preset": origin.preset,
         "name": run_name(run_dir.read_config(), origin),
-        "accuracy": best_accuracy(journal.history),
+        **_reached(journal.history),
     }
     if kind == "evaluation":
         return {**facts, "state": "finished" if any(run_dir.eval.glob("*.json")) else "died"}
@@ -188,13 +248,13 @@ def _of_sweep(sweep_dir: SweepDir) -> dict[str, Any]:
     if not sweep_dir.sweep_file.exists():
         return {"state": "not started"}
     status, runs = sweep_status(sweep_dir), list(read_runs(sweep_dir.read()))
-    found = [best_accuracy(run.records) for run in runs]
+    found = [_reached(run.records) for run in runs]
     return {
         "state": status.state,
         "preset": status.name,
         "done": status.ended,
         "total": status.total,
-        "accuracy": max((accuracy for accuracy in found if accuracy is not None), default=None),
+        **max(found, key=lambda one: (one["accuracy"] is not None, one["accuracy"] or 0.0), default={}),
         "alerts": sum(len(all_alerts(run.folder, run.records)) for run in runs),
         "resume": status.resume,
     }

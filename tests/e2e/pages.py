@@ -65,6 +65,7 @@ RULES = (
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo import-config .*", phrase=r"keys of TRL [\d.]+: .* mapped", instead={"configs/mine": "configs/new"}),
     Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo status last", phrase="reference sync|runs have ended"),
     Rule(pattern=r"grpo status", phrase="nothing is up", code=1),
     Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"grpo init \S+ --model .*", not_run="a model and rows of one's own, as tests/e2e/test_starter.py has"),

@@ -46,7 +46,7 @@ def test_up_again_changes_nothing_and_status_tells_the_addresses(project: Projec
 
 def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, finished: str) -> None:
     run = project.flow_run(finished)
-    assert run["name"] == "β=0 G=4 sync=3 seed=0 tiny"
+    assert run["name"] == "β 0 · G 4 · sync 3 · s0"
     assert {"grpo", "preset:tiny", "data:reasoning_gym:chain_sum"} <= set(run["tags"])
     assert {"prepare-data", "train", "monitor", "report"} <= project.task_states(finished).keys()
     found = project.api("POST", "/artifacts/filter", {"flow_runs": {"id": {"any_": [finished]}}})

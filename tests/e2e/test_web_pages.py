@@ -11,7 +11,7 @@ from tests.security.browser import chromium, running_browser
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
-NAME = "β=0.5 G=4 sync=3 seed=0 tiny"
+NAME = "β 0.5 · G 4 · sync 3 · s0"
 
 
 def with_text(selector: str, text: str) -> str:

@@ -108,7 +108,7 @@ def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[s
             ".map((one) => [one.name, one.line.dash, one.line.color, Array.from(one.x).filter((x) => x !== null)]))"
         )
     )
-    assert [(name, dash) for name, dash, _, _ in syncs] == [("β=0.04 sync=4", "dot")]
+    assert [(name, dash) for name, dash, _, _ in syncs] == [("β 0.04 · sync 4", "dot")]
     assert syncs[0][2] == document["runs"][1]["colour"]
     assert sorted(set(syncs[0][3])) == [4.5, 8.5, 12.5]
 
@@ -118,7 +118,7 @@ def test_a_click_hides_a_run_with_its_syncs_and_zoom_is_kept(opened: tuple[Brows
     browser, _ = opened
     visible = f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.visible).map((one) => one.name))"
     browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
-    browser.wait_for(f"!{visible}.includes('β=0.04')")
+    browser.wait_for(f"!{visible}.includes('β 0.04')")
     assert browser.evaluate("document.querySelectorAll('.runs button')[1].getAttribute('aria-pressed')") == "false"
     browser.evaluate(f"Plotly.relayout({CHART.format(0)}, {{'xaxis.range[0]': 2, 'xaxis.range[1]': 6}}).then(() => 1)")
     browser.wait_for(f"{CHART.format(3)}.layout.xaxis.range && {CHART.format(3)}.layout.xaxis.range[1] === 6")
@@ -126,9 +126,9 @@ def test_a_click_hides_a_run_with_its_syncs_and_zoom_is_kept(opened: tuple[Brows
     browser.wait_for(
         f"!window.isOld && {DRAWN} && {CHART.format(1)}.layout.xaxis.range && {CHART.format(1)}.layout.xaxis.range[0] === 2"
     )
-    assert "β=0.04" not in browser.evaluate(visible)
+    assert "β 0.04" not in browser.evaluate(visible)
     browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
-    browser.wait_for(f"{visible}.includes('β=0.04')")
+    browser.wait_for(f"{visible}.includes('β 0.04')")
 
 
 @pytest.mark.proof

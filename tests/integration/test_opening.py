@@ -35,7 +35,7 @@ def test_a_run_that_continues_another_one_names_it(tiny_run: Any, tmp_path: Path
     run_dir.origin_file.write_text(json.dumps({"preset": "tiny", "continued_from": begun}))
     tracked = open_tracking.fn(run_dir.path)
     tags = make_client(tracked.uri).get_run(tracked.run_id).data.tags
-    assert (tags["continued_from"], tracked.name) == ("abc", "β=0.04 G=4 sync=2 seed=0 after step 40 tiny")
+    assert (tags["continued_from"], tracked.name) == ("abc", "β 0.04 · G 4 · sync 2 · s0 · after step 40")
     assert "Continues `/runs/one` after step 40." in tags["mlflow.note.content"]
 
 

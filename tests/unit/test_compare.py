@@ -42,7 +42,7 @@ def rows(table: pandas.DataFrame) -> dict[tuple[str, str], dict[Any, Any]]:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three β with two seeds each, all with the same prompts; β=0 has no reference sync."""
+    """Three β with two seeds each, all with the same prompts; β 0 has no reference sync."""
     folder = tmp_path_factory.mktemp("runs")
     return [
         write_compared(
@@ -73,7 +73,7 @@ def test_a_figure_at_the_end_is_of_the_same_steps_in_a_sweeps_report_and_in_the_
 
 def test_runs_are_named_by_what_differs_and_only_that_is_in_the_table_of_settings(sweep: list[Path], tmp_path: Path) -> None:
     labels = [run.label for run in compared(*sweep, sweep[0]).runs]
-    assert labels[:3] == ["β=0 sync=never seed=0", "β=0 sync=never seed=1", "β=0.04 sync=5 seed=0"]
+    assert labels[:3] == ["β 0 · sync never · s0", "β 0 · sync never · s1", "β 0.04 · sync 5 · s0"]
     assert len(set(labels)) == len(labels) == len(sweep)  # given twice it is shown once
     comparison = compared(sweep[0], sweep[3])
     assert comparison.settings == {"loss.beta": (0.0, 0.04), "reference.sync_steps": (None, 5), "training.seed": (0, 1)}
@@ -137,13 +137,13 @@ def test_runs_that_draw_their_tokens_differently_have_kl_figures_that_do_not_com
 
 def test_differences_are_paired_by_seed_with_student_s_interval(sweep: list[Path], tmp_path: Path) -> None:
     found = rows(compared(*sweep).over_seeds)
-    one = found["reward/mean", "β=0.1 sync=5"]
-    assert (one["n"], one["seeds"], one["against"]) == (2, (0, 1), "β=0 sync=never")
+    one = found["reward/mean", "β 0.1 · sync 5"]
+    assert (one["n"], one["seeds"], one["against"]) == (2, (0, 1), "β 0 · sync never")
     assert one["low"] == pytest.approx(-0.01) == pytest.approx(one["mean"]) == one["high"]  # the same in every seed: -β/10
-    assert found["kl/init/drift", "β=0.1 sync=5"]["mean"] == pytest.approx(
+    assert found["kl/init/drift", "β 0.1 · sync 5"]["mean"] == pytest.approx(
         sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10
     )
-    assert found["kl/probe/full_init", "β=0.1 sync=5"]["mean"] == pytest.approx(1.1 * 0.02 * 12 * (1 / 2 - 1))
+    assert found["kl/probe/full_init", "β 0.1 · sync 5"]["mean"] == pytest.approx(1.1 * 0.02 * 12 * (1 / 2 - 1))
     ends = {(0.0, 0): 1.0, (0.0, 1): 2.0, (0.0, 2): 4.0, (0.1, 0): 1.5, (0.1, 1): 2.1, (0.1, 2): 4.9}
     folders = [
         write_compared(
@@ -154,7 +154,7 @@ def test_differences_are_paired_by_seed_with_student_s_interval(sweep: list[Path
         ).path
         for (beta, seed), end in ends.items()
     ]
-    of_run = rows(compared(*folders).over_seeds)["reward/mean", "β=0.1"]
+    of_run = rows(compared(*folders).over_seeds)["reward/mean", "β 0.1"]
     expected = stats.ttest_1samp([ends[0.1, seed] - ends[0.0, seed] for seed in (0, 1, 2)], 0)
     interval = expected.confidence_interval(0.95)
     assert (of_run["low"], of_run["high"], of_run["p"]) == pytest.approx((interval.low, interval.high, expected.pvalue))
@@ -170,7 +170,7 @@ def test_runs_with_other_prompts_or_seeds_are_not_paired(tmp_path: Path) -> None
 
 
 def test_accuracy_is_paired_over_prompts(sweep: list[Path]) -> None:
-    one = rows(compared(*sweep).over_prompts)["β=0.1 sync=5 seed=1", "β=0 sync=never seed=1"]
+    one = rows(compared(*sweep).over_prompts)["β 0.1 · sync 5 · s1", "β 0 · sync never · s1"]
     assert (one["n"], one["mean"]) == (4, 0.25)
     # Agresti and Min: one of four gained, and half a prompt in each cell.
     half = stats.t.ppf(0.975, 3) * math.sqrt(2 - 1 / 6) / 6
@@ -256,12 +256,12 @@ def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
 def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Path) -> None:
     write_comparison(compared(*sweep), tmp_path / "out")
     curves = pandas.read_csv(tmp_path / "out" / "curves.csv")
-    one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/drift")]
+    one = curves[(curves["run"] == "β 0.04 · sync 5 · s1") & (curves["metric"] == "kl/init/drift")]
     records = read_journal(sweep[3] / "journal.jsonl")
     assert one["value"].tolist() == [record.metrics["kl/init/drift"] for record in records if record.kind == "step"]
     syncs = pandas.read_csv(tmp_path / "out" / "syncs.csv")
     assert syncs.groupby("run")["step"].apply(list).to_dict() == {
-        f"β={beta:g} sync=5 seed={seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)
+        f"β {beta:g} · sync 5 · s{seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)
     }
     tables = [tmp_path / "out" / f"{name}.csv" for name in TABLES]
     assert all(len(pandas.read_csv(table).columns) for table in tables)  # one without rows has its columns

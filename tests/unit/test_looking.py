@@ -110,15 +110,35 @@ def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_pat
     done = grpo("runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     head, *rows = done.stdout.splitlines()
-    assert re.split("  +", head) == ["FOLDER", "STATE", "SETTINGS", "DONE", "BEST ACCURACY", "ALERTS", "SIZE", "STARTED"]
-    assert [re.split("  +", line)[:4] for line in rows] == [
-        ["runs/new", "died", "β=0.04 G=4 sync=2 seed=0 tiny", "2/4"],
-        ["runs/old", "finished", "β=0.04 G=4 sync=2 seed=0 tiny", "4/4"],
+    names = ["ID", "STATE", "SETTINGS", "DONE", "ACCURACY", "REWARD", "ALERTS", "SIZE", "STARTED", "FOLDER"]
+    assert re.split("  +", head) == names
+    assert [re.split("  +", line)[:6] for line in rows] == [
+        ["2", "died", "β 0.04 · G 4 · sync 2 · s0", "2/4", "0.900 -> ...", "0.250"],
+        ["1", "finished", "β 0.04 · G 4 · sync 2 · s0", "4/4", "0.900 -> 0.500", "0.250"],
     ]
     listed = json.loads(grpo("runs", "--json", cwd=tmp_path).stdout)
     assert [(row["path"], row["accuracy"]) for row in listed] == [("runs/new", None), ("runs/old", 0.5)]  # 0.9: at the start
     assert listed[1]["bytes"] == sum(file.stat().st_size for file in (tmp_path / "runs" / "old").rglob("*") if file.is_file())
     assert shlex.split(listed[0]["resume"]) == ["grpo", "train", "--resume", "runs/new"]
+    assert grpo("status", "last", cwd=tmp_path).stdout.startswith("runs/new: died")
+
+
+def test_runs_are_filtered_by_settings_and_sorted(make: Make, tmp_path: Path) -> None:
+    make("one", end="finished", **{"loss.beta": 0.1})
+    make("two", steps=3, **{"loss.beta": 0.1, "reference.sync_steps": None})
+    make("three", steps=4)
+
+    def listed(*words: str) -> list[str]:
+        done = grpo("runs", *words, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return [Path(row["path"]).name for row in json.loads(done.stdout)]
+
+    assert sorted(listed("beta=1e-1")) == sorted(listed("runs", "loss.beta=0.1")) == ["one", "two"]
+    assert listed("β=0.1", "sync=never") == listed("beta=0.1", "state=died") == ["two"]
+    assert listed("--sort", "done") == ["three", "two", "one"]
+    assert listed("--sort", "accuracy")[0] == "one"  # the others have none yet
+    unknown = grpo("runs", "bta=0.1", cwd=tmp_path)
+    assert (unknown.returncode, "bta: is no setting of a run, nor state or preset" in unknown.stderr) == (2, True)
 
 
 def test_a_damaged_run_and_one_of_a_newer_version_are_rows_too(make: Make, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_run_is_opened_by_the_text_of_its_path(folder: Path) -> None:
     run = Run(str(folder))
     assert (run.path, run.state, run.reason, run.last_step) == (folder, "finished", None, STEPS)
     assert run.config.training.seed == 3
-    assert "sync=5 seed=3" in run.name
+    assert "sync 5 · s3" in run.name
     assert f"finished, step {STEPS} of {STEPS}" in repr(run)
 
 

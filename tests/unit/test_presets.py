@@ -18,6 +18,7 @@ from grpo_core.config import (
 from grpo_core.config.derived import Code, code_in, is_allowed
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
+from grpo_core.sweep.plan import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -64,15 +65,15 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ({}, "β=0.04 G=6 sync=12 seed=0 quickstart"),
-        ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β=0 G=8 sync=10 seed=0 quickstart"),
-        ({"reference.sync_steps": None, "training.seed": 2}, "β=0.04 G=6 sync=never seed=2 quickstart"),
-        ({"training.steps": 20, "tracking.experiment": "x"}, "β=0.04 G=6 sync=12 seed=0 steps=20 quickstart"),
-        ({"model.source": "m" * 40}, f"β=0.04 G=6 sync=12 seed=0 model.source={'m' * 23}… quickstart"),
-        ({"training.steps": 20, "training.seed": 2}, "β=0.04 G=6 sync=12 seed=2 steps=20 quickstart"),
+        ({}, "β 0.04 · G 6 · sync 12 · s0"),
+        ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β 0 · G 8 · sync 10 · s0"),
+        ({"reference.sync_steps": None, "training.seed": 2}, "β 0.04 · G 6 · sync never · s2"),
+        ({"training.steps": 20, "tracking.experiment": "x"}, "β 0.04 · G 6 · sync 12 · s0 · steps 20"),
+        ({"model.source": "m" * 40}, f"β 0.04 · G 6 · sync 12 · s0 · source {'m' * 23}…"),
+        ({"training.steps": 20, "training.seed": 2}, "β 0.04 · G 6 · sync 12 · s2 · steps 20"),
         (
             {"training.steps": 20, "data.size": 500, "model.source": "m" * 40, "optimizer.lr": 1e-4},
-            "β=0.04 G=6 sync=12 seed=0 lr=0.0001 steps=20 +2 more quickstart",
+            "β 0.04 · G 6 · sync 12 · s0 · lr 0.0001 · steps 20 · +2 more",
         ),
     ],
 )
@@ -81,13 +82,26 @@ def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], n
     assert run_name(resolved.config, resolved) == name
 
 
-@pytest.mark.parametrize(("steps", "words"), [(None, "sync=by rule"), (3, "sync=3 and by rule")])
+@pytest.mark.parametrize(("steps", "words"), [(None, "sync by rule"), (3, "sync 3 and by rule")])
 def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
     rule = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
     syncs = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
     assert f" {words} " in f" {run_name(syncs.config, syncs)} "
     warns = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
-    assert f" sync={steps or 'never'} " in f" {run_name(warns.config, warns)} "
+    assert f" sync {steps or 'never'} " in f" {run_name(warns.config, warns)} "
+
+
+def test_an_experiment_of_mlflow_is_the_project(tmp_path: Path) -> None:
+    """Of a preset its name, else the folder of the file; of a sweep that of its base; what somebody names comes first."""
+    (tmp_path / "sums").mkdir()
+    file, sweep = tmp_path / "sums" / "config.yaml", tmp_path / "sums" / "sweep.yaml"
+    file.write_text("loss: {beta: 0.1}\ntracking: {experiment: null}\n")
+    sweep.write_text(f"base: {file}\naxes: {{loss.beta: [0.1, 1]}}\n")
+    plan = load_sweep(sweep)
+    assert plan.preset == "sums"
+    experiments = [config.tracking.experiment for config in (load_config("quickstart"), load_config(file), *plan.configs)]
+    assert experiments == ["quickstart", "sums", "sums", "sums"]
+    assert load_config(file, {"tracking.experiment": "mine"}).tracking.experiment == "mine"
 
 
 def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """RUN_DIR: ours by a marker, held by one flow; a run is never overwritten, a start that failed is."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import FolderError, JournalError
-from grpo_core.run.flow_folder import MARKER_FILE
+from grpo_core.run.flow_folder import MARKER_FILE, named_folder
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import new_run
@@ -101,6 +102,27 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path, number: int) -> 
     (tmp_path / MARKER_FILE).write_text(f'{{"kind": "run", "format": {number}, "more": {{}}}}')
     with pytest.raises(FolderError, match="another version of grpo-flow"):
         RunDir(tmp_path).require_ours()
+
+
+def test_a_run_keeps_its_number_and_a_folder_of_that_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_config: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FolderError, match="last: runs/ has no such run"):
+        named_folder("last")
+    for name in ("one", "two", "three"):
+        RunDir(Path("runs", name)).create(tiny_config({}))
+    RunDir(Path("runs", "asked")).create(tiny_config({}), kind="evaluation")
+    shutil.rmtree("runs/one")
+    assert [named_folder(name) for name in ("2", "3@40", "last")] == ["runs/two", "runs/three@40", "runs/three"]
+    assert [named_folder(name) for name in ("runs/two", "0" * 32)] == ["runs/two", "0" * 32]  # a path, an id of MLflow
+    with pytest.raises(FolderError, match=r"1: runs/ has no such run; .* `grpo runs` lists"):
+        named_folder("1")
+    shutil.copytree("runs/two", "runs/copy")
+    with pytest.raises(FolderError, match="2: is the number of runs/copy and runs/two"):
+        named_folder("2")
+    Path("2").mkdir()
+    assert named_folder("2") == "2"
 
 
 def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
     assert started[3].overrides == {
         "loss.beta": 1.0,
         "training.seed": 1,
-        "tracking.run_name": "β=1 seed=1",
+        "tracking.run_name": "β 1 · s1",
         "tracking.labels": {"sweep": "id-1", "arm": "001"},
         "tracking.parent": "parent",
     }
     assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"finished"}
     assert still_open == set()
-    assert lines[0].startswith("[1/4] β=0.1 seed=0: finished, reward 2.000, KL - nats a completion")
+    assert lines[0].startswith("[1/4] β 0.1 · s0: finished, reward 2.000, KL - nats a completion")
     assert run_all(stored, {})[:2] == ([], [])
 
 
@@ -38,7 +38,7 @@ def test_a_lost_run_is_begun_once_more_and_a_cancelled_one_is_not(tmp_path: Path
     assert [[job.key for job in started].count(key) for key in ((0, 0), (1, 0), (0, 1))] == [2, 2, 1]
     statuses = {key: outcome.status for key, outcome in stored.dir.read_outcomes().items()}
     assert statuses == {(0, 0): "finished", (1, 0): "failed", (0, 1): "stopped", (1, 1): "finished"}
-    assert "β=0.1 seed=0: its process was lost; once more" in lines
+    assert "β 0.1 · s0: its process was lost; once more" in lines
 
 
 @pytest.mark.parametrize(

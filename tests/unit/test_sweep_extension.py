@@ -89,7 +89,7 @@ def test_an_extension_that_was_killed_goes_on(tmp_path: Path) -> None:
         ("axes.optimizer.lr", [1e-5, 1e-4], r"axes\.optimizer\.lr: --extend adds seeds and values of axes to this sweep"),
         ("base", "quickstart", "base: --extend adds seeds.*another base is another sweep, which `grpo sweep FILE` begins"),
         ("trials", 30, "trials: --extend adds seeds"),
-        (BETA, [0.1, 1.0, -1], r"setting β=-1: loss\.beta"),
+        (BETA, [0.1, 1.0, -1], r"setting β -1: loss\.beta"),
     ],
 )
 def test_what_is_left_out_or_changed_is_refused_with_the_way_on(tmp_path: Path, key: str, value: Any, fault: str) -> None:

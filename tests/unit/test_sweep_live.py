@@ -50,7 +50,7 @@ def test_the_page_shows_each_run_with_its_state_and_reward_and_stops_loading_onc
     assert f"{rewards[STEPS]:.3f} finished" in page.text
     assert f"{rewards[2]:.3f} running" in page.text
     assert "step 2 of 4" in page.text
-    assert f"Best so far: β 1, seed 0: reward {rewards[2]:.3f}" in page.text
+    assert f"Best so far: β 1 · s0: reward {rewards[2]:.3f}" in page.text
     assert {"http-equiv": "refresh", "content": "10"} in page.all("meta")
     campaign.write_page(is_running=False)
     page = Page(stored.dir.page.read_text())

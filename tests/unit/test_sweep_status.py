@@ -14,7 +14,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Outcome
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from grpo_core.sweep.status import command_that_resumes, list_folders, sweep_status
+from grpo_core.sweep.status import command_that_resumes, list_folders, sweep_status, training_time
 from tests.compared import write_compared
 from tests.support.sweeps import choose_arms, stored_sweep, write_run
 
@@ -121,6 +121,18 @@ def test_runs_and_sweeps_are_listed_with_the_best_accuracy_that_can_be_read(runs
     assert listed["sweep"].accuracy == 0.5
     assert listed["run"].state == "damaged"
     assert "no readable config.json" in str(listed["run"].fault)
+
+
+def test_a_check_tells_how_long_a_sweep_trains_at_the_pace_of_the_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make(tmp_path).plan
+    assert training_time(plan) == "4 runs x 3 steps; how long they train is unknown before the first run of sums_tiny_cpu"
+    run_dir = RunDir(Path("runs", "one"))
+    write_run(run_dir, plan.configs[0], lambda _: {"time/step_seconds": 20.0}, 2)
+    write_json(run_dir.origin_file, {"preset": "sums_tiny_cpu"})
+    assert training_time(plan) == "4 runs x 3 steps: about 4 min 00 s of training at 20 s a step, as runs/one"
 
 
 @pytest.mark.parametrize("folder", ["sweep", "sweep/runs"])

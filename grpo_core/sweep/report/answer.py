@@ -22,7 +22,6 @@ from grpo_core.sweep.display import (
     kl_lines,
     knob_name,
     plain,
-    setting_name,
     setting_phrase,
     signed,
     where_level,
@@ -213,7 +212,7 @@ def _unlike(sweep: SweepRuns) -> Iterator[str]:
     """Yield in what settings differ beside the swept parameters."""
     sizes = [level for level in sweep.levels(GROUP_SIZE) if is_number(level)] if GROUP_SIZE in sweep.varied else []
     tokens = {} if sizes else sweep.values["tokens"]
-    named = [(mean(of_arm.values()), setting_name(arm.values)) for arm in sweep.arms if (of_arm := tokens.get(arm.number))]
+    named = [(mean(of_arm.values()), arm.name) for arm in sweep.arms if (of_arm := tokens.get(arm.number))]
     (least, short), (most, long) = min(named, default=(0.0, "")), max(named, default=(0.0, ""))
     if len(sizes) > 1:
         is_fixed, times = sweep.config.hold in ("completions", "tokens"), sizes[-1] / sizes[0]

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pandas
 from matplotlib.ticker import MaxNLocator
 
+from grpo_core.config.spelling import level_name
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.display import knob_name, knob_title, level_name, setting_name
+from grpo_core.sweep.display import knob_name, knob_title
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced, balanced_means, is_number
 
@@ -58,7 +59,7 @@ def colours(sweep: SweepRuns, knob: str) -> dict[Level, int]:
 def setting_look(sweep: SweepRuns, arm: Arm) -> dict[str, Any]:
     """Return name and colour of a setting, its colour being that of its level of the first parameter."""
     colour = 0 if not sweep.varied else colours(sweep, sweep.varied[0])[arm.values[sweep.varied[0]]]
-    return {"name": setting_name(arm.values), "colour": colour}
+    return {"name": arm.name, "colour": colour}
 
 
 def level_rows(sweep: SweepRuns, knob: str) -> list[dict[str, Any]]:

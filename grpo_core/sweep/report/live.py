@@ -10,7 +10,7 @@ from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages import render
 from grpo_core.sweep.arms import Arm, Key, original_of, total_runs
-from grpo_core.sweep.display import plain, setting_name
+from grpo_core.sweep.display import plain
 from grpo_core.sweep.folder import StoredSweep
 
 RUNNING = "running"
@@ -49,11 +49,11 @@ def write_live(
         f"Sweep {stored.name}",
         [],
         sweep=sweep,
-        rows={setting_name(arm.values): [cell((number, seed)) for seed in sweep.seeds] for number, arm in own.items()},
+        rows={arm.name: [cell((number, seed)) for seed in sweep.seeds] for number, arm in own.items()},
         ended=sum(state != RUNNING for state in states.values()),
         total=total_runs(stored.plan.num_arms, sweep, arms),
         steps=max(config.training.steps for config in stored.plan.configs),
-        best=None if best is None else f"{setting_name(arms[best[0]].values)}, seed {best[1]}: reward {plain(recent[best])}",
+        best=None if best is None else f"{arms[best[0]].run_name(best[1])}: reward {plain(recent[best])}",
         window=LAST_STEPS,
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         is_running=is_running,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from grpo_core.config.spelling import level_name
 from grpo_core.pages import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
@@ -20,11 +21,9 @@ from grpo_core.sweep.display import (
     estimate_text,
     knob_name,
     knob_title,
-    level_name,
     over_seeds,
     p_text,
     plain,
-    setting_name,
     signed,
 )
 from grpo_core.sweep.report.charts import setting_look
@@ -188,7 +187,7 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure]) -> T
     for arm in sweep.arms:
         seeds, pruned = len(sweep.values["objective"][arm.number]), " (pruned)" if arm.number in sweep.pruned else ""
         figures = [_figure(sweep, arm, measure, seeds) for measure in known]
-        rows.append((setting_name(arm.values), f"{seeds} of {max(planned, seeds)}{pruned}", *figures))
+        rows.append((arm.name, f"{seeds} of {max(planned, seeds)}{pruned}", *figures))
     return Table(
         caption=caption,
         head=("setting", "seeds", *(measure.heading for measure in known)),
@@ -289,7 +288,7 @@ def difference_table(findings: Findings) -> Table:
     """Return the pairs of settings, the better one first, in the order of their p-values; at most 40."""
     shown, note = _first(findings.differences, "differences.parquet")
     signs = [1 if one.estimate.mean >= 0 else -1 for one in shown]
-    names: dict[Level, str] = {arm.number: setting_name(arm.values) for arm in findings.sweep.arms}
+    names: dict[Level, str] = {arm.number: arm.name for arm in findings.sweep.arms}
     return Table(
         caption=f"Settings against each other: paired differences in the {findings.sweep.name_of('objective')}{note}",
         head=("setting", "minus setting", *DIFFERENCE_HEAD, "seeds"),
@@ -308,13 +307,13 @@ def left_out_table(sweep: SweepRuns) -> Table:
         caption="Runs that do not enter the statistics",
         head=("setting", "seed", "why"),
         units=("", "", ""),
-        rows=tuple((setting_name(arm.values), str(seed), reason) for arm, seed, _, reason in sweep.left_out),
+        rows=tuple((arm.name, str(seed), reason) for arm, seed, _, reason in sweep.left_out),
     )
 
 
 def run_table(sweep: SweepRuns) -> Table:
     """Return every run with its state, what it reached, and where it is."""
-    measure, names = drift_measure(sweep), {arm.number: setting_name(arm.values) for arm in sweep.arms}
+    measure, names = drift_measure(sweep), {arm.number: arm.name for arm in sweep.arms}
     return Table(
         caption="All runs",
         head=("setting", "seed", "state", sweep.name_of("objective"), "drift", "run dir", "MLflow run"),

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from grpo_core.sweep.display import level_name
+from grpo_core.config.spelling import level_name
 from grpo_core.sweep.statistics.paired import (
     ALPHA,
     MODERATED_FROM,
