@@ -183,11 +183,11 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
 
 
 def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """Have processes ready for a run that can take them: not one with slots, whose GPUs are known late."""
+    """Have a process ready for a run that can take it: not one with slots, whose GPUs are known late."""
     training = config.training
     if slot_limit() or training.processes > 1 or interpreter(training.python) != sys.executable:
         return contextlib.nullcontext()
-    return warmed(child_environment(), also_evaluates=config.tracking.parent is None)
+    return warmed(child_environment())
 
 
 @contextlib.contextmanager

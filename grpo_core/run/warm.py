@@ -1,7 +1,7 @@
-"""A process that has imported what a run computes with, and waits to be told which of its processes it is.
+"""A process that has imported what a run computes with, and waits to be told what it is to do.
 
-Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; the process
-that evaluates or trains afterwards is ready by then. `python -m grpo_core.run.warm DESCRIPTOR` is the process: it gets log,
+Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; the
+training is ready to begin then. `python -m grpo_core.run.warm DESCRIPTOR` is the process: it gets log,
 lifeline and command through a socket, and ends when nobody holds the other end any more.
 """
 
@@ -28,20 +28,13 @@ IMPORTED = (
 """By nearly every run."""
 MODULE = "grpo_core.run.warm"
 _ready: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []
-"""What is left of them."""
+"""It, until it is taken."""
 
 
 @contextlib.contextmanager
-def warmed(environment: Mapping[str, str], *, also_evaluates: bool = True) -> Iterator[None]:
-    """Have processes of this interpreter ready while inside.
-
-    Args:
-        environment: as processes of a run get it.
-        also_evaluates: whether there is one to evaluate the initial policy, beside the one that trains: in a sweep that has
-            mostly been done.
-    """
-    for _ in range(1 + also_evaluates):
-        _start(environment)
+def warmed(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have a process of this interpreter ready while inside, in an environment as processes of a run get it."""
+    _start(environment)
     try:
         yield
     finally:
@@ -49,7 +42,7 @@ def warmed(environment: Mapping[str, str], *, also_evaluates: bool = True) -> It
 
 
 def end_ready() -> None:
-    """End what is still ready."""
+    """End it, where it is still ready."""
     while _ready:
         process, control = _ready.pop()
         control.close()

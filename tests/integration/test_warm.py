@@ -1,4 +1,4 @@
-"""A process that is ready becomes one of a run: with its command, log, lifeline and environment, and its end."""
+"""The process that is ready becomes one of a run: with its command, log, lifeline and environment, and its end."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ def start(program: Path, module: str, state_file: Path | None) -> None:
     )
 
 
-def test_the_training_is_a_process_that_was_ready_and_the_other_ends(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_is_the_process_that_was_ready(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = program / "process.json"
     with warmed(child_environment()):
         before = {process.pid for process in ready()}
@@ -71,10 +71,10 @@ def test_the_training_is_a_process_that_was_ready_and_the_other_ends(program: Pa
     assert (program / "log").read_text() == "['one', 'two'] after mine True True\n"
 
 
-def test_what_comes_before_the_training_leaves_one_for_it_and_fails_with_its_own_words(program: Path) -> None:
+def test_it_fails_with_its_own_words_and_ends_where_nobody_takes_it(program: Path) -> None:
+    with warmed(child_environment()), pytest.raises(TrainingError, match="no such thing"):
+        start(program, "failing_program", None)
     with warmed(child_environment()):
-        with pytest.raises(TrainingError, match="no such thing"):
-            start(program, "failing_program", None)
         assert len(ready()) == 1
     assert ready() == []
 
@@ -86,7 +86,7 @@ def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
     assert command.stdout is not None
     assert command.stdout.readline() == b"ready\n"
     children = psutil.Process(command.pid).children()
-    assert len(children) == 2
+    assert len(children) == 1
     command.kill()
     command.wait()
     command.stdout.close()
