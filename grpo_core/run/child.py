@@ -27,7 +27,7 @@ from grpo_core.machine.slots import held_slots
 from grpo_core.parallel import OF_ONE_PROCESS
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
-from grpo_core.run.warm import end_ready, take
+from grpo_core.run.warm import end_ready, ready
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -223,8 +223,8 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        may_be_ready = command[0] == sys.executable and len(descriptors) == 1
-        if may_be_ready and (child := take(command[2:], log.fileno(), descriptors[0], environment)) is not None:
+        may_be_ready = bool(ready) and command[0] == sys.executable and len(descriptors) == 1
+        if may_be_ready and (child := ready.pop().become(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(
             command,

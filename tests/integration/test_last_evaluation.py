@@ -29,7 +29,7 @@ CALLS: list[int] = []
 
 
 def act(prompts: Any, completions: Any, action: str, path: str = "", **_: Any) -> list[float]:
-    """Reward short completions; in the evaluation before or after four steps raise, die, or wait; or stop in step 4."""
+    """Reward short completions; in the evaluation before or after four steps raise, die or wait; or stop in step 4."""
     CALLS.append(len(completions))
     if len(CALLS) == 5 and action == "stop file":
         Path(path).write_text("enough")
@@ -47,12 +47,12 @@ def act(prompts: Any, completions: Any, action: str, path: str = "", **_: Any) -
 
 @pytest.fixture
 def acting(tiny_run: Any) -> Callable[..., RunDir]:
-    """Return a function that makes a RUN_DIR of four steps whose reward function does something at their end or after it."""
+    """Return a function that makes a RUN_DIR of four steps whose reward function does something before, in or after them."""
 
     def make(action: str, path: str = "", steps: int = 4) -> RunDir:
         CALLS.clear()
         reward = {"fn": "tests.integration.test_last_evaluation:act", "args": {"action": action, "path": path}}
-        made: RunDir = tiny_run({"rewards": [reward], "training.steps": steps}, name=action)
+        made: RunDir = tiny_run({"rewards": [reward], "training.steps": steps, "evaluation.samples": 0}, name=action)
         return made
 
     return make

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.child import child_environment, finish_child, read_process_state, run_watched
-from grpo_core.run.warm import MODULE, warmed
+from grpo_core.machine.disk import append_private
+from grpo_core.run.child import child_environment, finish_child, held_lifeline, read_process_state, run_watched
+from grpo_core.run.warm import MODULE, Ready, warmed
 
 pytestmark = pytest.mark.proof
 
@@ -77,6 +78,28 @@ def test_it_fails_with_its_own_words_and_ends_where_nobody_takes_it(program: Pat
     with warmed(child_environment()):
         assert len(ready()) == 1
     assert ready() == []
+
+
+def test_the_command_of_the_next_run_has_a_training_ready_itself_and_nobody_outlives_it(program: Path) -> None:
+    command, unused = (Ready(child_environment(), ["json"]) for _ in range(2))
+    started = ready()
+    assert len(started) == 2
+    deadline = time.monotonic() + 60
+    while len(below := [child for process in started for child in process.children()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with held_lifeline() as lifeline, append_private(program / "log") as log:
+        environment = {**child_environment(str(program)), "GRPO_TEST": "of its run"}
+        child = command.become(["waiting_program", "one"], log.fileno(), lifeline, environment)
+        assert child is not None
+        assert child.pid in {process.pid for process in started}
+        while not (program / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert child.wait(10) == 0
+    unused.end()
+    assert (program / "log").read_text() == "['one'] of its run mine False True\n"
+    assert psutil.wait_procs([*started, *below], timeout=60)[1] == []
 
 
 def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
