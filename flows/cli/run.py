@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 Repair = Literal["cut"]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
+STORE = "mlflow.store.tracking.sqlalchemy_store"
+"""What opening a run at MLflow imports."""
 OF_MODEL = "model."
 """How messages about a model that cannot be used begin: with the key that names it."""
 _left: list[tuple[Path, BaseException]] = []
@@ -175,7 +177,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
         started = require_start(resolved.config, folders, run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
             echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
-            with imported("flows.train", "mlflow"):
+            with imported("flows.train", STORE):
                 use_stack()
             from flows.train import grpo
 

@@ -29,7 +29,7 @@ from grpo_core.sweep.campaign import Ended, Job, gpu_variables
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
-IMPORTED = ("flows.cli.app", "flows.train", "mlflow")
+IMPORTED = ("flows.cli.app", "flows.train", "mlflow.store.tracking.sqlalchemy_store")
 """By the command."""
 STOPPED_EARLY = 3
 """Exit code of `grpo train` for a run that a rule, a person or a pruner has ended."""

@@ -100,7 +100,7 @@ def test_somebody_elses_code_is_not_known(identify: Identify, overrides: dict[st
 
 def evaluate(run_dir: Any, *, by_training: bool = True) -> tuple[list[str], list[str]]:
     """Evaluate a run's initial policy as a flow does, and as its training then does; return who did, and what was reported."""
-    evaluated, lines = [], []
+    evaluated, lines = list[str](), list[str]()
 
     def process(arguments: Sequence[str], log_file: Path) -> None:
         assert main(list(arguments)) == 0
