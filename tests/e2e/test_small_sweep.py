@@ -28,7 +28,7 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/one", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
-    left = [one.cwd() for one in psutil.process_iter(["cmdline"]) if MODULE in (one.info["cmdline"] or ())]
+    left = [one.info["cwd"] for one in psutil.process_iter(["cmdline", "cwd"]) if MODULE in (one.info["cmdline"] or ())]
     assert str(tmp_path) not in left  # the process that was ready for the second run is that run's command
     sweep_dir = SweepDir(tmp_path / "runs" / "one")
     assert "<h1>" in (sweep_dir.report / "report.html").read_text()
