@@ -30,7 +30,7 @@ from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
-from grpo_core.run.warm import warmed
+from grpo_core.run.warm import end_ready, warmed
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -188,6 +188,7 @@ def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
     """Have a process ready for a run that can take it: not one with slots, whose GPUs are known late."""
     training = config.training
     if slot_limit() or training.processes > 1 or interpreter(training.python) != sys.executable:
+        end_ready()  # that a sweep has started
         return contextlib.nullcontext()
     return warmed(child_environment())
 
