@@ -217,13 +217,13 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
-    steps = folder.read_config().training.steps
+    steps = (config := folder.read_config()).training.steps
     with contextlib.suppress(GrpoError):  # what is wrong with the run the flow says, and what to do
         if repair is None and run_status(folder).state == "finished" and resume_command(folder) is None:
             echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
             echo(f"what MLflow may lack of it: `grpo track {run_dir}`")
             return
-    with working_in(run_dir):
+    with _ready_for(config), working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
         use_stack()
         with gc_paused():
