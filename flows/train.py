@@ -130,10 +130,10 @@ def run_training(run_path: Path, *, is_new: bool = False) -> RunSummary:
             model = prepare_model(run_path, data)
             check_machine(run_path, tracked, model)
             track_inputs(run_path, tracked)
-            evaluate_policy(run_path, "base")
+            kept = evaluate_policy(run_path, "base")
             watching = monitor.submit(run_path, tracked)
             try:
-                run_training_process(run_path)
+                run_training_process(run_path, kept)
             finally:
                 release_monitor(run_path)
                 watching.wait()

@@ -30,7 +30,7 @@ from grpo_core.run.flow_folder import Kind, make_folder, named_folder
 from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
-from grpo_core.run.warm import warmed
+from grpo_core.run.warm import end_ready, warmed
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -54,6 +54,8 @@ ADDED = "Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30
 ExtendedSweep = Annotated[Path | None, typer.Option(help=ADDED, parser=run_path, metavar="SWEEP")]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
+STORE = "mlflow.store.tracking.sqlalchemy_store"
+"""What opening a run at MLflow imports."""
 _left: list[tuple[Path, BaseException]] = []
 """At most one: the folder of the command that this process runs, which is about to end, and with what."""
 
@@ -179,7 +181,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
         started = require_start(resolved.config, folders, run_dir)
         with working_in_new(run_dir, resolved.preset, "run") as folder:
             echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
-            with imported("flows.train", "mlflow"):
+            with imported("flows.train", STORE):
                 use_stack()
             from flows.train import grpo
 
@@ -187,11 +189,12 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
 
 
 def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """Have processes ready for a run that can take them: not one with slots, whose GPUs are known late."""
+    """Have a process ready for a run that can take it: not one with slots, whose GPUs are known late."""
     training = config.training
     if slot_limit() or training.processes > 1 or interpreter(training.python) != sys.executable:
+        end_ready()  # that a sweep has started
         return contextlib.nullcontext()
-    return warmed(child_environment(), also_evaluates=config.tracking.parent is None)
+    return warmed(child_environment())
 
 
 @contextlib.contextmanager
@@ -218,13 +221,13 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
-    steps = folder.read_config().training.steps
+    steps = (config := folder.read_config()).training.steps
     with contextlib.suppress(GrpoError):  # what is wrong with the run the flow says, and what to do
         if repair is None and run_status(folder).state == "finished" and resume_command(folder) is None:
             echo(f"already finished; more steps: `{way_on} training.steps={2 * steps}`")
             echo(f"what MLflow may lack of it: `grpo track {run_dir}`")
             return
-    with working_in(run_dir):
+    with _ready_for(config), working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
         use_stack()
         with gc_paused():

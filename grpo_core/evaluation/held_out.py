@@ -27,7 +27,7 @@ from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.child import read_process_state
 from grpo_core.run.folder import RunDir, batch_limits
-from grpo_core.run.journal import last_event, read_journal, read_records
+from grpo_core.run.journal import Journal, last_event, read_journal, read_records
 from grpo_core.run.provenance import config_here, installed_versions, policy_digest, start_weights
 
 logger = logging.getLogger(__name__)
@@ -74,11 +74,12 @@ def evaluate_if_needed(
     digest: Callable[[Path], str],
     wait: Callable[[], None],
     report: Callable[[str], None],
-) -> None:
+) -> str:
     """Evaluate the initial policy (`base`, saved after `step`) or the newest checkpoint's (`final`) on the held-out prompts.
 
-    Nothing is done where nothing is held out, or where this policy has been evaluated before. An evaluation of the initial
-    policy that an earlier run has made in all respects alike is used again, but by a reproduction, which is to repeat it.
+    Nothing is done where nothing is held out, where this policy has been evaluated before, or where the training is to do it.
+    An evaluation of the initial policy that an earlier run has made in all respects alike is used again, but by a
+    reproduction, which is to repeat it.
 
     Args:
         run_dir: of the run, with its frozen prompts.
@@ -89,26 +90,72 @@ def evaluate_if_needed(
         digest: returns the SHA-256 of the weights in a folder.
         wait: called again and again while another run makes the same evaluation; what it raises ends the waiting.
         report: takes a line about that wait, or about a result that is used again.
+
+    Returns:
+        The digest under which it is kept for other runs, nothing where it is not.
     """
-    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, step):
-        return
+    if not is_missing(run_dir, policy, step):
+        return ""
     arguments = [str(run_dir.path), "--policy", policy, "--set", set_name, "--step", str(step)]
     log_file = run_dir.log_file(f"evaluate-{policy}")
     # With a checkpoint, the model may be the run's own copy.
     is_kept = policy == "base" and not run_dir.original.exists() and not list_checkpoints(run_dir.checkpoints)
     identity = evaluation_identity(run_dir, set_name, step, digest) if is_kept else None
-    if identity is None:
-        evaluate(arguments, log_file)
+    make = None if policy == "base" and is_of_training(run_dir) else partial(evaluate, arguments, log_file)
+    make_once(run_dir, policy, identity or "", make, wait=wait, report=report)
+    return identity or ""
+
+
+def make_once(
+    run_dir: RunDir,
+    policy: str,
+    identity: str,
+    make: Callable[[], object] | None,
+    *,
+    wait: Callable[[], None],
+    report: Callable[[str], None],
+    journal: Journal | None = None,
+) -> None:
+    """Take an evaluation that is kept under a digest; else make it, and keep it there. Without a digest it is made.
+
+    Args:
+        run_dir: of the run.
+        policy: `base` or `final`.
+        identity: the digest.
+        make: evaluates; None = somebody else will.
+        wait: as in `evaluate_if_needed`.
+        report: as in `evaluate_if_needed`.
+        journal: of the run, where this process has it open.
+    """
+    if not identity:
+        if make is not None:
+            make()
         return
     kept = _folder(identity)
     with one_at_a_time(kept.with_suffix(".lock"), "makes the same one", wait=wait, patience=PATIENCE, say=report):
         if kept.is_dir():
             copy, facts = partial(shutil.copyfile, kept / KEPT_TABLE), read_json(kept / KEPT_FACTS)
-            write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
+            write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True}, journal=journal)
             report(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
-            return
-        evaluate(arguments, log_file)
-        keep_evaluation(run_dir, policy, identity)
+        elif make is not None:
+            make()
+            keep_evaluation(run_dir, policy, identity)
+
+
+def is_of_training(run_dir: RunDir) -> bool:
+    """Return whether a run begins with its initial policy in one process that can evaluate it before the first step.
+
+    Other engines, several processes and a server that samples on the same GPU leave that to a process of its own.
+    """
+    config = batch_limits(run_dir).applied(run_dir.read_config())
+    is_alone = config.training.engine == "native" and config.training.processes == 1 and config.rollout.engine == "embedded"
+    begins = not (list_checkpoints(run_dir.checkpoints) or run_dir.parent.exists())
+    return is_alone and begins and run_dir.kind != "evaluation"
+
+
+def is_missing(run_dir: RunDir, policy: str, step: int) -> bool:
+    """Return whether something is held out, and what `is_evaluated` looks for is not there."""
+    return read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, policy, step)
 
 
 def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:

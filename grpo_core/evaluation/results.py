@@ -9,7 +9,7 @@ forgetting (`AnswerChanges`).
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,9 @@ def write_evaluation(
     policy: str,
     facts: Mapping[str, Any],
     write_table: Callable[[Path], object],
+    *,
     remarks: Mapping[str, Any] | None = None,
+    journal: Journal | None = None,
 ) -> None:
     """Write an evaluation down.
 
@@ -226,6 +228,7 @@ def write_evaluation(
         facts: `policy`, `set`, `step`, `num_prompts` and `estimates`, each with a `value`.
         write_table: writes every completion to a file.
         remarks: what the record holds beside them.
+        journal: of the run, where this process has it open.
 
     Raises:
         DiskFullError, JournalError: it cannot be written; what could not be finished is gone.
@@ -236,8 +239,8 @@ def write_evaluation(
     with whole_or_gone(f"evaluation of {policy}", table), durable(table) as partial:
         write_table(partial)
     metrics = {key: estimate["value"] for key, estimate in facts["estimates"].items()}
-    with closing(Journal(run_dir.journal_file)) as journal:
-        journal.append("eval", facts["step"], {**facts, **(remarks or {}), "metrics": metrics})
+    with closing(Journal(run_dir.journal_file)) if journal is None else nullcontext(journal) as opened:
+        opened.append("eval", facts["step"], {**facts, **(remarks or {}), "metrics": metrics})
     # Last: whoever finds it finds the whole evaluation.
     with whole_or_gone(f"evaluation of {policy}", last):
         write_json(last, facts)

@@ -2,17 +2,19 @@
 
 import gc
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas
 
 from grpo_core.config import RunConfig
-from grpo_core.data.prepare import load_frozen, read_manifest
+from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import cause
-from grpo_core.evaluation.held_out import is_evaluated
+from grpo_core.evaluation.held_out import is_missing, is_of_training, make_once
 from grpo_core.evaluation.results import (
     HELD_OUT,
     Estimate,
@@ -29,8 +31,9 @@ from grpo_core.policy.policy import Policy
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.rewards.base import Reward, Scores, call, load_rewards, start_workers
 from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json, read_verdicts
-from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import read_records
+from grpo_core.run.child import POLL_SECONDS
+from grpo_core.run.folder import RunDir, batch_limits
+from grpo_core.run.journal import Journal, read_records
 from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -145,7 +148,9 @@ def open_evaluator(
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
 
 
-def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: str, step: int) -> None:
+def evaluate_run(
+    run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: str, step: int, journal: Journal | None = None
+) -> None:
     """Evaluate a policy on as many of a run's held-out prompts as it is configured for; write the result into the run.
 
     Args:
@@ -154,6 +159,7 @@ def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: st
         policy: `base` or `final`.
         name: of the evaluation set.
         step: after which the policy was saved.
+        journal: of the run, where this process has it open.
 
     Raises:
         DiskFullError, JournalError: it cannot be written; what could not be finished is gone.
@@ -164,7 +170,26 @@ def evaluate_run(run_dir: RunDir, evaluator: Evaluator, *, policy: str, name: st
     if not evaluator.policy.world.is_first:
         return
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    write_evaluation(run_dir, policy, facts, lambda file: pandas.DataFrame(result.completions).to_parquet(file, index=False))
+    table = pandas.DataFrame(result.completions)
+    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False), journal=journal)
+
+
+def evaluate_initial(run_dir: RunDir, evaluator: Evaluator, journal: Journal, identity: str) -> None:
+    """Evaluate the policy with which a training begins, in its process, where that is missing.
+
+    It is what `python -m grpo_core.evaluation RUN_DIR --policy base` makes, bit for bit.
+
+    Args:
+        run_dir: of the run.
+        evaluator: of the policy.
+        journal: of the run.
+        identity: the digest under which it is kept for other runs, nothing where it is not.
+    """
+    if is_of_training(run_dir) and is_missing(run_dir, "base", 0):
+        evaluator.policy.limits.set(**batch_limits(run_dir).after(0))
+        make = partial(evaluate_run, run_dir, evaluator, policy="base", name=HELD_OUT, step=0, journal=journal)
+        pause = partial(time.sleep, POLL_SECONDS)
+        make_once(run_dir, "base", identity, make, wait=pause, report=logger.info, journal=journal)
 
 
 def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
@@ -188,7 +213,7 @@ def evaluate_trained(run_dir: RunDir, evaluator: Evaluator, step: int) -> None:
 def _is_missing(run_dir: RunDir, step: int) -> bool:
     """Return whether the newest checkpoint is the policy after `step`, and its evaluation is wanted and not there."""
     saved = [step_of(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)[-1:]]
-    return saved == [step] and read_manifest(run_dir.data).num_eval > 0 and not is_evaluated(run_dir, "final", step)
+    return saved == [step] and is_missing(run_dir, "final", step)
 
 
 def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Reward, ...], Verdicts]:

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import signal
 import sys
 import threading
@@ -65,17 +66,36 @@ def lifeline_from_environment() -> int | None:
     return int(value) if value else None
 
 
-def exit_with_lifeline() -> None:
-    """From now on, end this process at once when the one that started it has died."""
+def exit_with_lifeline(until: int | None = None) -> None:
+    """From now on, end this process at once when the one that started it has died.
+
+    Args:
+        until: descriptor of a pipe whose end of file ends that; None = nothing does.
+    """
     descriptor = lifeline_from_environment()
     if descriptor is not None:
-        threading.Thread(target=_exit_at_end_of_file, args=(descriptor,), daemon=True).start()
+        threading.Thread(target=_exit_at_end_of_file, args=(descriptor, until), daemon=True).start()
 
 
-def _exit_at_end_of_file(descriptor: int) -> None:
-    while os.read(descriptor, 1):
-        pass
-    os._exit(1)
+def _exit_at_end_of_file(descriptor: int, until: int | None) -> None:
+    watched = [descriptor] if until is None else [descriptor, until]
+    while until not in (ready := select.select(watched, [], [])[0]):
+        if descriptor in ready and not os.read(descriptor, 1):
+            os._exit(1)
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Let SIGTERM, SIGINT and the death of the process that started this one end it at once while inside: nothing is lost."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    until, ours = os.pipe()  # the thread that waits for its end keeps the one
+    exit_with_lifeline(until)
+    try:
+        yield
+    finally:
+        os.close(ours)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def end_with_parent(parent: int) -> None:

@@ -27,7 +27,7 @@ from grpo_core.machine.slots import held_slots
 from grpo_core.parallel import OF_ONE_PROCESS
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
-from grpo_core.run.warm import end_ready, take
+from grpo_core.run.warm import ready
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -99,18 +99,12 @@ def run_watched(
         log = ChildLog(log_file)
         child = _start(command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables)
         try:
-            _note_start(child, state_file)
+            write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
             _watch(child, log, look, silent, report)
         finally:
             _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
-
-
-def _note_start(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
-    write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
-    if state_file is not None:  # the training: no process comes after it
-        end_ready()
 
 
 def _watch(
@@ -223,8 +217,8 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        may_be_ready = command[0] == sys.executable and len(descriptors) == 1
-        if may_be_ready and (child := take(command[2:], log.fileno(), descriptors[0], environment)) is not None:
+        may_be_ready = bool(ready) and command[0] == sys.executable and len(descriptors) == 1
+        if may_be_ready and (child := ready.pop().become(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(
             command,

@@ -21,6 +21,7 @@ from typing import Any
 from grpo_core.config import RuleConfig, RunConfig
 from grpo_core.config.rules import ALWAYS, UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
+from grpo_core.evaluation.held_out import is_missing, is_of_training
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.child import end_process, import_as_at_start
@@ -148,6 +149,8 @@ class RuleBook:
         self._last_step = 0
         self._end: str | None = None
         """Status with which the training has ended."""
+        self.has_begun = False
+        """Whether the training has; before that its process evaluates the initial policy."""
         self._silent: list[RuleConfig] = []
 
     def check(self, record: Record) -> list[Alert]:
@@ -155,7 +158,7 @@ class RuleBook:
         self._silent = []
         if record.kind in ("start", "resume"):
             self._go_back(record.step)
-            self._end = None
+            self._end, self.has_begun = None, True
         if record.kind == "end":
             self._end = str(record.data["status"])
         self._records.append(record)
@@ -207,8 +210,8 @@ class RuleBook:
 
         Args:
             seconds: since the last record.
-            evaluating: the policy that is evaluated beside the training, `base` or `final`; None = that is known from the
-                records: after its end a training process evaluates the final one.
+            evaluating: the policy that is evaluated, `base` or `final`, where that is known; after its end a training process
+                evaluates the final one.
         """
         if evaluating is None and self._end is not None:
             if self._end == "failed":
@@ -316,6 +319,8 @@ class RunRules:
         Raises:
             OSError: the training cannot be asked to stop.
         """
+        if evaluating is None and not self._book.has_begun and is_of_training(self._run_dir):
+            evaluating = "base" if is_missing(self._run_dir, "base", 0) else None
         return [self._raised(alert) for alert in self._book.check_silence(seconds, evaluating)]
 
     def _raised(self, alert: Alert) -> Alert:

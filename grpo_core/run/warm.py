@@ -1,8 +1,9 @@
-"""A process that has imported what a run computes with, and waits to be told which of its processes it is.
+"""A process that has imported what a run needs, and waits to be told what it is to do.
 
-Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; the process
-that evaluates or trains afterwards is ready by then. `python -m grpo_core.run.warm DESCRIPTOR` is the process: it gets log,
-lifeline and command through a socket, and ends when nobody holds the other end any more.
+Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; the
+training is ready to begin then. A sweep has the command of its next run ready, which has a training ready. `python -m
+grpo_core.run.warm DESCRIPTOR [MODULE ...]` is the process: it gets log, lifeline and command through a socket, and ends when
+nobody holds the other end any more.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.machine.process import LIFELINE_VARIABLE, gc_paused
 
-IMPORTED = (
+OF_A_TRAINING = (
     "pandas",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
@@ -25,23 +26,66 @@ IMPORTED = (
     "grpo_core.training.session",
     "grpo_core.training.loop",
 )
-"""By nearly every run."""
+"""What nearly every one imports."""
 MODULE = "grpo_core.run.warm"
-_ready: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []
-"""What is left of them."""
+
+
+class Ready:
+    """A process of this interpreter that imports, and waits."""
+
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+        """Start it.
+
+        Args:
+            environment: of the process, until it is told what to do.
+            modules: to import, of a command, which then has a training ready itself; none = those of a training.
+        """
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def become(
+        self, arguments: Sequence[str], log: int, lifeline: int, environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes] | None":
+        """Let it become `python -m arguments`; None where it has died.
+
+        Args:
+            arguments: a module, and what it is called with.
+            log: descriptor of where its output goes.
+            lifeline: descriptor of the pipe whose end of file ends it.
+            environment: of the process.
+        """
+        with self._control:
+            if self._process.poll() is not None:
+                return None
+            socket.send_fds(self._control, [b"."], [log, lifeline])
+            self._control.sendall(json.dumps([list(arguments), dict(environment)]).encode())
+        return self._process
+
+    def end(self) -> None:
+        """End it."""
+        self._control.close()
+        self._process.kill()  # it may still import
+        self._process.wait()
+
+
+ready: list[Ready] = []
+"""At most one, for the training of the run that this process is the command of."""
 
 
 @contextlib.contextmanager
-def warmed(environment: Mapping[str, str], *, also_evaluates: bool = True) -> Iterator[None]:
-    """Have processes of this interpreter ready while inside.
-
-    Args:
-        environment: as processes of a run get it.
-        also_evaluates: whether there is one to evaluate the initial policy, beside the one that trains: in a sweep that has
-            mostly been done.
-    """
-    for _ in range(1 + also_evaluates):
-        _start(environment)
+def warmed(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have a process ready for a training while inside, in an environment as processes of a run get it."""
+    if not ready:
+        ready.append(Ready(environment))
     try:
         yield
     finally:
@@ -49,54 +93,20 @@ def warmed(environment: Mapping[str, str], *, also_evaluates: bool = True) -> It
 
 
 def end_ready() -> None:
-    """End what is still ready."""
-    while _ready:
-        process, control = _ready.pop()
-        control.close()
-        process.kill()  # it may still import
-        process.wait()
+    """End it, where it is still ready."""
+    while ready:
+        ready.pop().end()
 
 
-def _start(environment: Mapping[str, str]) -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-    _ready.append((process, ours))
-
-
-def take(arguments: Sequence[str], log: int, lifeline: int, environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
-    """Let the process that is ready become `python -m arguments`; None where none is ready.
-
-    Args:
-        arguments: a module, and what it is called with.
-        log: descriptor of where its output goes.
-        lifeline: descriptor of the pipe whose end of file ends it.
-        environment: of the process.
-    """
-    if not _ready:
-        return None
-    process, control = _ready.pop(0)
-    with control:
-        if process.poll() is not None:
-            return None
-        socket.send_fds(control, [b"."], [log, lifeline])
-        control.sendall(json.dumps([list(arguments), dict(environment)]).encode())
-    return process
-
-
-def main(descriptor: int) -> None:
+def main(descriptor: int, modules: Sequence[str]) -> None:
     """Import, wait, and become what is asked for."""
     with socket.socket(fileno=descriptor) as control:
         with gc_paused(), contextlib.suppress(Exception):  # who needs it raises it again, into its log
-            for name in IMPORTED:
+            if modules:
+                from grpo_core.run import child, warm  # noqa: PLW0406  (this file is `__main__` here)
+
+                warm.ready.append(Ready(child.child_environment()))
+            for name in modules or OF_A_TRAINING:
                 importlib.import_module(name)
         began, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not began:
@@ -116,4 +126,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -34,7 +34,7 @@ from grpo_core.errors import (
 )
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.hardware import nccl_variables
-from grpo_core.machine.process import exit_with_lifeline, gc_paused, lifeline_from_environment, write_last_line
+from grpo_core.machine.process import ended_at_once, gc_paused, lifeline_from_environment, write_last_line
 from grpo_core.parallel import is_first, is_one_of_several, local_processes
 from grpo_core.parallel.reasons import leave_reason, reason_of
 from grpo_core.policy.outline import unreached_by
@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train a RUN_DIR to its last step, from its newest checkpoint if it has one; return the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {TRAINING}", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
-    parser.add_argument(EVALUATE, action="store_true", help="evaluate the last policy on the held-out prompts, too")
+    parser.add_argument(
+        EVALUATE, nargs="?", const="", help="evaluate the first and the last policy on the held-out prompts, too"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
@@ -106,8 +108,8 @@ class UnwrittenJournal(Journal):
         """Have nothing to close."""
 
 
-def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bool) -> int:
-    """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
+def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: str | None) -> int:
+    """Train, journal the end, evaluate the first and the last policy if that is wanted, and return the exit code."""
     config = run_dir.read_config()
     in_force = batch_limits(run_dir).applied(config)
     processes, shards = in_force.training.processes, weight_shards(in_force)
@@ -115,6 +117,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
     with gc_paused():
         for name, value in () if is_native else FOR_TRL.items():
             os.environ.setdefault(name, value)
+        from grpo_core.evaluation.runner import evaluate_initial
         from grpo_core.parallel.world import joined
         from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
         from grpo_core.training.session import open_session
@@ -135,6 +138,9 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
             raise TrainingError(
                 "training.engine: trl begins at the first step and cannot resume from a checkpoint; start a new run"
             )
+        if evaluate is not None and not stop.is_urgent:
+            with ended_at_once():
+                evaluate_initial(run_dir, session.evaluator, journal, evaluate)
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
         journal.append("resume" if began else "start", state.step, _facts(config, session, threads, state.step))
@@ -144,7 +150,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: bo
         exit_code = world.agreed(stop.exit_code or None) or 0
         journal.append("end", state.step, {"status": status, "reason": stopped or why_finished(config.training, state)})
         journal.close()
-        if world.on_first(lambda: evaluate) and is_native:
+        if world.on_first(lambda: evaluate is not None) and is_native:
             evaluator = session.evaluator
             del session  # the memory of its optimizer is the evaluation's
             _evaluate(run_dir, evaluator, state.step, stop)
@@ -155,11 +161,9 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
     """Evaluate the last policy, unless an end was asked for; whoever asks now ends the process at once."""
     from grpo_core.evaluation.runner import evaluate_trained
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    if not evaluator.policy.world.agreed(stop.is_urgent or None):
-        exit_with_lifeline()
-        evaluate_trained(run_dir, evaluator, step)
+    with ended_at_once():
+        if not evaluator.policy.world.agreed(stop.is_urgent or None):
+            evaluate_trained(run_dir, evaluator, step)
 
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:

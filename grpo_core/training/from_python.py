@@ -43,7 +43,7 @@ from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if
 from grpo_core.run.rules import Alert, RunRules
 from grpo_core.run.sizes import announce_disk
 from grpo_core.text import redact_uri, visible
-from grpo_core.training import EVALUATE, training_module
+from grpo_core.training import training_arguments, training_module
 from grpo_core.training.given import given_settings
 
 if TYPE_CHECKING:
@@ -255,10 +255,9 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
             follower.say(note)
         _prepare(run_dir, digest, follower.say)
         try:
-            if evaluate:
-                _evaluate(run_dir, "base", digest, follower)
+            kept = _evaluate(run_dir, "base", digest, follower) if evaluate else None
             if Run(run_dir.path).state != "finished":
-                _train(run_dir, follower, evaluate)
+                _train(run_dir, follower, kept)
             if evaluate:
                 _evaluate(run_dir, "final", digest, follower)
         except KeyboardInterrupt:
@@ -288,7 +287,7 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], say: Callable[[str]
     announce_memory(run_dir, folder, say)
 
 
-def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follower: Follower) -> None:
+def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follower: Follower) -> str:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         follower.stage(f"evaluating {policy}")
         rules = RunRules(run_dir)
@@ -304,10 +303,10 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follo
             import_from=sys.path[:1],
         )
 
-    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=pause, report=follower.say)
+    return evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=pause, report=follower.say)
 
 
-def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
+def _train(run_dir: RunDir, follower: Follower, kept: str | None) -> None:
     config = batch_limits(run_dir).applied(run_dir.read_config())
     follower.stage("training")
     follower.begin()
@@ -315,7 +314,7 @@ def _train(run_dir: RunDir, follower: Follower, evaluate: bool) -> None:
     try:
         run_watched(
             training_module(config),
-            [str(run_dir.path), *([EVALUATE] if evaluate else [])],
+            training_arguments(run_dir.path, kept),
             run_dir.log_file("train"),
             look=follower.look,
             stop=lambda child: finish_child(child, lambda: follower.say(text)),

@@ -3,8 +3,8 @@
 A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
 of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
 Its output goes to a file, which outlives both, and from there, line by line, to the flow run's log.
-The training process of the native engine also evaluates the policy that it ends with, which it has in memory; the task of that
-evaluation finds it made, and makes it where it is not.
+The training process of the native engine also evaluates the policies that it begins and ends with, which it has in memory; the
+task of the first evaluation leaves it to that process where it can, that of the last makes it where it finds none.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from grpo_core.parallel import processes_here
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
-from grpo_core.training import EVALUATE, training_module
+from grpo_core.training import training_arguments, training_module
 from tasks.process.context import deployed_flow_run
 from tasks.process.prefect_outage import cancel_watch
 from tasks.run.inputs import cached_digest
@@ -38,10 +38,10 @@ INTERRUPTED = "interrupted: a training finishes its step and checkpoints before 
 
 
 @task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)
-def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
+def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> str:
     """Evaluate the initial policy (saved after `step`) or the newest checkpoint's on the held-out prompts.
 
-    As `evaluate_if_needed`, in a process of its own.
+    As `evaluate_if_needed`, which says what it returns, in a process of its own.
     """
     run_dir = RunDir(run_path)
 
@@ -55,14 +55,20 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
         run_child(MODULE, arguments, log_file, python, silent=silent)
 
     with cancel_watch() as pause:
-        evaluate_if_needed(run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=pause, report=say)
+        return evaluate_if_needed(
+            run_dir, policy, set_name, step, evaluate=evaluate, digest=cached_digest, wait=pause, report=say
+        )
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def run_training_process(run_path: Path) -> None:
+def run_training_process(run_path: Path, kept: str = "") -> None:
     """Run the training process to its end, from the newest checkpoint if there is one; a finished training stays as it is.
 
     One that is killed while it evaluates its last policy has trained to its end.
+
+    Args:
+        run_path: folder of the run.
+        kept: what the task of the first evaluation has returned.
 
     Raises:
         TrainingError: it failed; the message says why.
@@ -72,7 +78,7 @@ def run_training_process(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     if run_status(run_dir).state == "finished":
         return
-    config, what = batch_limits(run_dir).applied(run_dir.read_config()), [str(run_path), EVALUATE]
+    config, what = batch_limits(run_dir).applied(run_dir.read_config()), training_arguments(run_path, kept)
     python, processes = config.training.python, processes_here(config.training.processes)
     try:
         run_child(training_module(config), what, run_dir.log_file("train"), python, run_dir.process_file, processes=processes)

@@ -24,10 +24,13 @@ from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
 from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.machine.slots import slot_limit
 from grpo_core.run.child import python_path
+from grpo_core.run.warm import Ready
 from grpo_core.sweep.campaign import Ended, Job, gpu_variables
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
+IMPORTED = ("flows.cli.app", "flows.train", "mlflow.store.tracking.sqlalchemy_store")
+"""By the command."""
 STOPPED_EARLY = 3
 """Exit code of `grpo train` for a run that a rule, a person or a pruner has ended."""
 STOP_SECONDS = 20.0
@@ -58,6 +61,7 @@ class LocalLauncher:
         variables: Mapping[str, str] | None = None,
         server_logs: Path | None = None,
         processes: int = 1,
+        runs: int = 0,
     ) -> None:
         """Expect so many runs at a time; they report to this process's Prefect API.
 
@@ -67,6 +71,8 @@ class LocalLauncher:
             server_logs: folder for the output of the vLLM servers that it starts, each on the first GPU of its run; None = no
                 run needs one.
             processes: of the run that has the most.
+            runs: that are left to start; for the next one a process is ready, but where a slot or the run before decides about
+                its GPU.
         """
         self._most, self._variables = concurrency * processes, dict(variables or {})
         self._children: list[_Child] = []
@@ -75,6 +81,8 @@ class LocalLauncher:
         """To choose from. On a stack, whose other runs it does not know, the slots that a run takes name its GPUs."""
         # Where a slot will name one of several GPUs, a run starts a server of its own there.
         self._servers, self._server_logs = SlotServers(), None if named_by_slots and len(gpus) > 1 else server_logs
+        self._ready: Ready | None = None
+        self._to_start = 0 if gpus or named_by_slots or is_deployed() else runs
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
 
@@ -95,16 +103,26 @@ class LocalLauncher:
         arguments = ["--resume", run_dir] if job.was_begun else [str(job.base), *changes, "--run-dir", run_dir]
         with append_private(job.log_file) as log:
             log_start = log.tell()
+            process = self._started([COMMAND, "train", *arguments], log.fileno(), variables)
+        self._children.append(_Child(job=job, process=process, gpus=gpus, log_start=log_start, server=server))
+
+    def _started(self, command: Sequence[str], log: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a command, as the process that is ready for it, and have one ready for the next run."""
+        lifeline, ready = self._lifeline[0], self._ready
+        process = None if ready is None else ready.become(command, log, lifeline, variables)
+        if process is None:
             process = subprocess.Popen(
-                [sys.executable, "-m", COMMAND, "train", *arguments],
+                [sys.executable, "-m", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=variables,
-                pass_fds=(self._lifeline[0],),
+                pass_fds=(lifeline,),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
-        self._children.append(_Child(job=job, process=process, gpus=gpus, log_start=log_start, server=server))
+        self._to_start -= 1
+        self._ready = Ready(variables, IMPORTED) if self._to_start > 0 else None
+        return process
 
     def _lend_server(self, job: Job, gpu: Mapping[str, str]) -> VllmServer | None:
         """Return a vLLM server for a run that needs one; None where its model is not here yet: then it starts its own."""
@@ -120,7 +138,9 @@ class LocalLauncher:
         return self._servers.lend(server_settings(config, model, self._server_logs / f"{job.run_dir.path.name}.log"), gpu)
 
     def close(self) -> None:
-        """End the vLLM servers."""
+        """End the vLLM servers, and the process that is ready."""
+        if self._ready is not None:
+            self._ready.end()
         self._servers.close()
 
     def poll(self) -> list[Ended]:

@@ -114,7 +114,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     # Without the address each run would track beside its own folder, inside the sweep's.
     tracking = {"tracking.parent": tracked.run_id, **({} if tracked.has_pages else {"tracking.uri": tracked.uri})}
     percent = progress_artifact("sweep-progress", for_markdown(stored.name))
-    with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked) as launcher:
+    with contextlib.closing(study), cancel_watch() as pause, _launcher(stored, tracked, len(outcomes)) as launcher:
         campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
         try:
             say(f"its page: {stored.dir.page}")
@@ -131,8 +131,8 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
 
 
 @contextlib.contextmanager
-def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
-    """Yield what starts the runs; vLLM servers that runs of this machine share end with it."""
+def _launcher(stored: StoredSweep, tracked: TrackedRun, num_done: int) -> Iterator[Launcher]:
+    """Yield what starts the runs but those that are done; vLLM servers that runs of this machine share end with it."""
     runs, configs = stored.plan.sweep.runs, stored.plan.configs
     if runs.where == "deployment":
         yield DeploymentLauncher(stored.id, runs.deployment)
@@ -141,8 +141,8 @@ def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
     folders = os.pathsep.join(stored.import_from)
     variables = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri)), FOLDERS_VARIABLE: folders}
     server_logs = stored.dir.vllm if any(map(starts_server, configs)) else None
-    processes = max(config.training.processes for config in configs)
-    with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs, processes)) as launcher:
+    processes, left = max(config.training.processes for config in configs), stored.plan.num_runs - num_done
+    with contextlib.closing(LocalLauncher(runs.concurrency, variables, server_logs, processes, left)) as launcher:
         yield launcher
 
 

@@ -4,13 +4,17 @@ MLflow runs its migrations in the file itself: a process that is killed meanwhil
 can complete. So a new file is made beside its name and renamed, by one process at a time.
 """
 
+import contextlib
+import shutil
+import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 
 from grpo_core.errors import TrackingError, raised_as
-from grpo_core.machine.disk import durable
+from grpo_core.machine.disk import durable, durable_folder
 from grpo_core.machine.locks import waited_lock
 from grpo_core.machine.process import gc_paused
+from grpo_core.policy.sources.cache import cache_folder
 from tasks.run.progress import say
 
 PATIENCE_SECONDS = 600.0
@@ -28,9 +32,6 @@ def ensure_store(path: Path, artifacts: str = "./mlruns") -> None:
         TrackingError: the store is broken, of a newer MLflow, locked, or cannot be created.
         BusyError: another process has been creating it for too long.
     """
-    with gc_paused():
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
     fault = (
         f"tracking store {path}: cannot be used ({{cause}}). Move the file away and start again: a new one is made, and `grpo "
         "track RUN_DIR` logs earlier runs to it"
@@ -43,10 +44,28 @@ def ensure_store(path: Path, artifacts: str = "./mlruns") -> None:
         with waited_lock(lock, what, patience=PATIENCE_SECONDS, say=say):
             if not path.exists():
                 with durable(path) as partial:
-                    SqlAlchemyStore(f"sqlite:///{partial}", artifacts)._dispose_engine()
+                    _make(partial, artifacts)
             elif not _is_current(path):
                 _upgrade(f"sqlite:///{path}")
                 say(f"upgraded the tracking store {path} to MLflow {version('mlflow')}")
+
+
+def _make(file: Path, artifacts: str) -> None:
+    """Make a store out of an empty one that this MLflow has made before: its migrations take seconds."""
+    with gc_paused():
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    empty = cache_folder() / f"mlflow-{version('mlflow')}.db"
+    with contextlib.suppress(OSError):  # without it they are run
+        if not empty.exists():
+            durable_folder(empty.parent)
+            with durable(empty) as made:
+                SqlAlchemyStore(f"sqlite:///{made}", artifacts)._dispose_engine()
+                with contextlib.closing(sqlite3.connect(made)) as database:
+                    database.execute("DELETE FROM experiments")  # the first one names a folder of artifacts
+                    database.commit()
+        shutil.copyfile(empty, file)
+    SqlAlchemyStore(f"sqlite:///{file}", artifacts)._dispose_engine()
 
 
 def _is_current(path: Path) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from grpo_core.run.journal import read_journal
+
 pytestmark = pytest.mark.proof
 
 
@@ -32,8 +34,9 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert "changed: " not in done.stdout
     (summary,) = tmp_path.glob("runs/*-reproduction/summary.json")
     assert "identical: " in summary.read_text()
+    (first, *_) = read_journal(summary.with_name("journal.jsonl"))
     # The first run's evaluation is kept for others; to repeat it is what a reproduction is for.
-    assert summary.with_name("evaluate-base.log").exists()
+    assert (first.kind, first.step, first.data.get("reused")) == ("eval", 0, None)
 
 
 def test_a_run_is_compared_by_its_id_wherever_its_folder_is(

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from grpo_core.config import apply_overrides
+from grpo_core.run.warm import MODULE
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import Finished
 
@@ -26,6 +28,8 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/one", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
+    left = [one.info["cwd"] for one in psutil.process_iter(["cmdline", "cwd"]) if MODULE in (one.info["cmdline"] or ())]
+    assert str(tmp_path) not in left  # the process that was ready for the second run is that run's command
     sweep_dir = SweepDir(tmp_path / "runs" / "one")
     assert "<h1>" in (sweep_dir.report / "report.html").read_text()
     tracked = json.loads(sweep_dir.tracking_file.read_text())

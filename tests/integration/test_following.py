@@ -1,13 +1,15 @@
 """A training that is followed from Python: rules about what it wrote while nobody looked, and about its silence."""
 
+import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.child import ProcessState, finish_child, run_watched, write_process_state
 from grpo_core.run.folder import monitor_alerts
 from grpo_core.run.journal import Journal
 from grpo_core.training.from_python import Follower
@@ -39,7 +41,13 @@ def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -
     (tmp_path / "silent.py").write_text("import time\ntime.sleep(60)\n")
     began = time.monotonic()
     follower = Follower(run_dir, shown=False)
-    follower.begin()
+    with closing(Journal(run_dir.journal_file)) as journal:
+        follower.begin()
+        write_process_state(run_dir.process_file, ProcessState(pid=os.getpid(), returncode=None))
+        time.sleep(0.25)
+        follower.look()  # before it begins, it evaluates the initial policy
+        assert not run_dir.stop_file.exists()
+        journal.append("start", 0, {})
     with pytest.raises(TrainingError, match="silent was killed by SIGTERM"):
         run_watched(
             "silent",
@@ -52,6 +60,7 @@ def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -
             import_from=[str(tmp_path)],
         )
     assert time.monotonic() - began < 15
-    (alert,) = monitor_alerts(run_dir)
+    of_evaluation, alert = monitor_alerts(run_dir)
+    assert of_evaluation.text.startswith("evaluation of base: no record for ")
     assert alert.text.endswith("longer than 0.2 s")
     assert run_dir.stop_file.exists()

@@ -1,4 +1,4 @@
-"""The evaluation of the last policy in the training process: what a process of its own would find, and how it ends."""
+"""The evaluations of the first and the last policy in the training process: what one of its own would find; their ends."""
 
 import os
 import shutil
@@ -12,11 +12,13 @@ from typing import Any
 import pandas
 import pytest
 
+from grpo_core.config.derived import repeatability
 from grpo_core.errors import TrainingError
 from grpo_core.evaluation import __main__ as evaluation
 from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.run.reproduction import differences
 from grpo_core.training import EVALUATE
 from grpo_core.training.__main__ import main
 from grpo_core.training.from_python import resume_training
@@ -27,17 +29,17 @@ CALLS: list[int] = []
 
 
 def act(prompts: Any, completions: Any, action: str, path: str = "", **_: Any) -> list[float]:
-    """Reward short completions; in the evaluation after four steps raise, die, or wait for a signal; or stop in step 4."""
+    """Reward short completions; in the evaluation before or after four steps raise, die or wait; or stop in step 4."""
     CALLS.append(len(completions))
-    if len(CALLS) == 4 and action == "stop file":
+    if len(CALLS) == 5 and action == "stop file":
         Path(path).write_text("enough")
-    if len(CALLS) == 4 and action == "sigterm":
+    if len(CALLS) == 5 and action == "sigterm":
         os.kill(os.getpid(), signal.SIGTERM)
-    if len(CALLS) == 5 and action == "raise":
+    if len(CALLS) == 6 and action == "raise":
         raise ArithmeticError("no such number")
-    if len(CALLS) == 5 and action == "die":
+    if len(CALLS) == 6 and action == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if len(CALLS) == 5 and action == "wait":
+    if len(CALLS) == {"wait": 6, "wait first": 1}.get(action) and not Path(path).exists():
         Path(path).write_text("reached")
         time.sleep(60)
     return [float(len(completion[0]["content"]) < 5) for completion in completions]
@@ -45,12 +47,12 @@ def act(prompts: Any, completions: Any, action: str, path: str = "", **_: Any) -
 
 @pytest.fixture
 def acting(tiny_run: Any) -> Callable[..., RunDir]:
-    """Return a function that makes a RUN_DIR of four steps whose reward function does something at their end or after it."""
+    """Return a function that makes a RUN_DIR of four steps whose reward function does something before, in or after them."""
 
     def make(action: str, path: str = "", steps: int = 4) -> RunDir:
         CALLS.clear()
         reward = {"fn": "tests.integration.test_last_evaluation:act", "args": {"action": action, "path": path}}
-        made: RunDir = tiny_run({"rewards": [reward], "training.steps": steps}, name=action)
+        made: RunDir = tiny_run({"rewards": [reward], "training.steps": steps, "evaluation.samples": 0}, name=action)
         return made
 
     return make
@@ -75,6 +77,24 @@ def test_it_is_bit_for_bit_what_a_process_of_its_own_makes(tiny_run: Any, tmp_pa
     again = read_journal(other.journal_file)[-1]
     assert (before[-1].kind, last.kind, last.step) == ("end", "eval", 4)
     assert (last.step, last.data) == (again.step, again.data)
+
+
+@pytest.mark.parametrize("options", [{"evaluation.samples": 2, "evaluation.k": [1]}, {"model.dtype": "bfloat16"}])
+def test_the_first_is_what_a_process_of_its_own_makes_and_leaves_the_training_as_it_is(
+    tiny_run: Any, options: dict[str, Any]
+) -> None:
+    run_dir, other = tiny_run(options), tiny_run(options, name="other")
+    assert evaluation.main([str(other.path), "--policy", "base"]) == 0
+    for each in (run_dir, other):
+        assert main([str(each.path), EVALUATE]) == 0
+    for name in ("base.json", "base.parquet", "final.parquet"):
+        assert (run_dir.eval / name).read_bytes() == (other.eval / name).read_bytes()
+    (first, *records), unlike = read_journal(run_dir.journal_file), repeatability(run_dir.read_config()).unlike
+    assert (first.kind, first.step, records[0].kind) == ("eval", 0, "start")
+    for record, again in zip((first, *records), read_journal(other.journal_file), strict=True):
+        assert (record.kind, record.step) == (again.kind, again.step)
+        assert record.kind == "checkpoint" or differences(record, again, unlike) == []
+    assert "memory" in records[0].data
 
 
 def test_a_run_that_was_stopped_by_the_file_is_evaluated_one_that_was_ended_by_a_signal_is_not(
@@ -121,12 +141,13 @@ def test_a_training_that_leaves_no_journal_is_told_by_what_ended_it(
         resume_training(run_dir.path, evaluate=False, progress=False)
 
 
+@pytest.mark.parametrize("action", ["wait", "wait first"])
 @pytest.mark.parametrize("asks", ["SIGTERM", "lifeline"])
 def test_who_ends_the_process_in_it_ends_it_at_once(
-    acting: Callable[..., RunDir], start_training: Any, tmp_path: Path, asks: str
+    acting: Callable[..., RunDir], start_training: Any, tmp_path: Path, asks: str, action: str
 ) -> None:
     reached = tmp_path / "reached"
-    run_dir = acting("wait", str(reached))
+    run_dir = acting(action, str(reached))
     lifeline, end = os.pipe()
     environment = {**os.environ, LIFELINE_VARIABLE: str(lifeline)}
     child: subprocess.Popen[bytes] = start_training(run_dir, reached.exists, EVALUATE, env=environment, pass_fds=(lifeline,))
@@ -135,6 +156,9 @@ def test_who_ends_the_process_in_it_ends_it_at_once(
         assert child.wait(10) == -signal.SIGTERM
     os.close(end)
     assert child.wait(10) == (1 if asks == "lifeline" else -signal.SIGTERM)
-    assert kinds(run_dir)[-1] == "end"
-    assert not (run_dir.eval / "final.json").exists()
     os.close(lifeline)
+    assert kinds(run_dir)[-1:] == (["end"] if action == "wait" else [])
+    assert not (run_dir.eval / "final.json").exists()
+    if action == "wait first":
+        assert main([str(run_dir.path), EVALUATE]) == 0
+        assert (kinds(run_dir)[:2], kinds(run_dir)[-2:]) == (["eval", "start"], ["end", "eval"])

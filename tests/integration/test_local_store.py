@@ -91,10 +91,13 @@ def test_six_runs_that_start_together_in_an_empty_folder_share_one_store_and_one
 
 
 @pytest.mark.proof
-def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the_next_one_creates_it(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the_next_one_creates_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path))  # there is no empty one to be copied
     path = tmp_path / "mlflow.db"
     child = start(CREATES, str(path))
-    while not any(file.stat().st_size for file in tmp_path.glob(".mlflow.db.*.partial")):
+    while not any(file.stat().st_size for file in tmp_path.glob(".mlflow-*.partial")):
         assert child.poll() is None
         assert not path.exists()
         time.sleep(0.002)
@@ -102,6 +105,9 @@ def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the
     child.wait()
     assert not path.exists()
     assert [experiment.name for experiment in make_client(f"sqlite:///{path}").search_experiments()] == ["Default"]
+    ensure_store(tmp_path / "copied.db", "mlflow-artifacts:/")
+    (copied,) = make_client(f"sqlite:///{tmp_path / 'copied.db'}").search_experiments()
+    assert (copied.name, copied.artifact_location) == ("Default", "mlflow-artifacts:/0")
 
 
 def text(store: Path) -> None:

@@ -1,4 +1,4 @@
-"""A process that is ready becomes one of a run: with its command, log, lifeline and environment, and its end."""
+"""The process that is ready becomes one of a run: with its command, log, lifeline and environment, and its end."""
 
 import os
 import subprocess
@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.child import child_environment, finish_child, read_process_state, run_watched
-from grpo_core.run.warm import MODULE, warmed
+from grpo_core.machine.disk import append_private
+from grpo_core.run.child import child_environment, finish_child, held_lifeline, read_process_state, run_watched
+from grpo_core.run.warm import MODULE, Ready, warmed
 
 pytestmark = pytest.mark.proof
 
@@ -59,7 +60,7 @@ def start(program: Path, module: str, state_file: Path | None) -> None:
     )
 
 
-def test_the_training_is_a_process_that_was_ready_and_the_other_ends(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_is_the_process_that_was_ready(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = program / "process.json"
     with warmed(child_environment()):
         before = {process.pid for process in ready()}
@@ -71,12 +72,34 @@ def test_the_training_is_a_process_that_was_ready_and_the_other_ends(program: Pa
     assert (program / "log").read_text() == "['one', 'two'] after mine True True\n"
 
 
-def test_what_comes_before_the_training_leaves_one_for_it_and_fails_with_its_own_words(program: Path) -> None:
+def test_it_fails_with_its_own_words_and_ends_where_nobody_takes_it(program: Path) -> None:
+    with warmed(child_environment()), pytest.raises(TrainingError, match="no such thing"):
+        start(program, "failing_program", None)
     with warmed(child_environment()):
-        with pytest.raises(TrainingError, match="no such thing"):
-            start(program, "failing_program", None)
         assert len(ready()) == 1
     assert ready() == []
+
+
+def test_the_command_of_the_next_run_has_a_training_ready_itself_and_nobody_outlives_it(program: Path) -> None:
+    command, unused = (Ready(child_environment(), ["json"]) for _ in range(2))
+    started = ready()
+    assert len(started) == 2
+    deadline = time.monotonic() + 60
+    while len(below := [child for process in started for child in process.children()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with held_lifeline() as lifeline, append_private(program / "log") as log:
+        environment = {**child_environment(str(program)), "GRPO_TEST": "of its run"}
+        child = command.become(["waiting_program", "one"], log.fileno(), lifeline, environment)
+        assert child is not None
+        assert child.pid in {process.pid for process in started}
+        while not (program / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert child.wait(10) == 0
+    unused.end()
+    assert (program / "log").read_text() == "['one'] of its run mine False True\n"
+    assert psutil.wait_procs([*started, *below], timeout=60)[1] == []
 
 
 def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
@@ -86,7 +109,7 @@ def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
     assert command.stdout is not None
     assert command.stdout.readline() == b"ready\n"
     children = psutil.Process(command.pid).children()
-    assert len(children) == 2
+    assert len(children) == 1
     command.kill()
     command.wait()
     command.stdout.close()

@@ -1,5 +1,6 @@
 """Evaluations that are kept: what they depend on, and that a run that uses one has what it would have made itself."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,9 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_core.evaluation.__main__ import main
-from grpo_core.evaluation.held_out import evaluate_if_needed, evaluation_identity
+from grpo_core.evaluation.held_out import evaluate_if_needed, evaluation_identity, is_missing
+from grpo_core.evaluation.runner import evaluate_initial, open_evaluator
 from grpo_core.policy.sources.find import weights_digest
-from grpo_core.run.journal import read_journal
+from grpo_core.run.journal import Journal, read_journal
+from grpo_core.run.provenance import find_model
 
 Identify = Callable[..., str | None]
 
@@ -95,17 +98,17 @@ def test_somebody_elses_code_is_not_known(identify: Identify, overrides: dict[st
     assert identify(overrides) is None
 
 
-def evaluate(run_dir: Any, policy: str = "base") -> tuple[list[str], list[str]]:
-    """Evaluate a run as both callers do; return the policies for which a process ran, and the lines that were reported."""
-    evaluated, lines = [], []
+def evaluate(run_dir: Any, *, by_training: bool = True) -> tuple[list[str], list[str]]:
+    """Evaluate a run's initial policy as a flow does, and as its training then does; return who did, and what was reported."""
+    evaluated, lines = list[str](), list[str]()
 
     def process(arguments: Sequence[str], log_file: Path) -> None:
         assert main(list(arguments)) == 0
         evaluated.append(log_file.stem)
 
-    evaluate_if_needed(
+    kept = evaluate_if_needed(
         run_dir,
-        policy,
+        "base",
         "heldout",
         0,
         evaluate=process,
@@ -113,12 +116,16 @@ def evaluate(run_dir: Any, policy: str = "base") -> tuple[list[str], list[str]]:
         wait=lambda: pytest.fail("nobody else evaluates"),
         report=lines.append,
     )
+    if by_training and is_missing(run_dir, "base", 0):
+        with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+            evaluate_initial(run_dir, open_evaluator(run_dir.read_config(), find_model(run_dir), run_dir), journal, kept)
+        evaluated.append("training")
     return evaluated, lines
 
 
 def test_an_evaluation_is_made_by_the_first_run_and_used_by_the_second(tiny_run: Any) -> None:
     first, second = tiny_run(name="first"), tiny_run({"loss.beta": 0.5}, name="second")
-    assert evaluate(first) == (["evaluate-base"], [])
+    assert evaluate(first) == (["training"], [])
     evaluated, (line,) = evaluate(second)
     assert (evaluated, "used again" in line) == ([], True)
     for name in ("base.json", "base.parquet"):
@@ -128,12 +135,23 @@ def test_an_evaluation_is_made_by_the_first_run_and_used_by_the_second(tiny_run:
     assert evaluate(second) == ([], [])  # it has it
 
 
+def test_a_process_of_its_own_and_the_training_make_the_same_and_use_it_for_each_other(tiny_run: Any, own_cache: Path) -> None:
+    alone = tiny_run({"training.processes": 2}, name="alone")
+    assert evaluate(alone, by_training=False) == (["evaluate-base"], [])
+    assert evaluate(tiny_run(name="uses it"))[0] == []
+    shutil.rmtree(own_cache)
+    first = tiny_run(name="first")
+    assert evaluate(first)[0] == ["training"]
+    for name in ("base.json", "base.parquet"):
+        assert (alone.eval / name).read_bytes() == (first.eval / name).read_bytes()
+
+
 def test_a_cache_that_cannot_be_written_hurts_nobody(
     tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
-    assert evaluate(tiny_run())[0] == ["evaluate-base"]
+    assert evaluate(tiny_run())[0] == ["training"]
     assert "not kept for other runs" in caplog.text
 
 
@@ -156,7 +174,7 @@ def test_a_reproduction_evaluates_by_itself(tiny_run: Any) -> None:
     evaluate(tiny_run(name="first"))
     repeated = tiny_run(name="repeated")
     repeated.original.mkdir()
-    assert evaluate(repeated) == (["evaluate-base"], [])
+    assert evaluate(repeated) == (["training"], [])
 
 
 def test_nothing_is_evaluated_where_nothing_is_held_out(tiny_run: Any) -> None:
