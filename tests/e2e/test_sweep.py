@@ -111,6 +111,22 @@ def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Fin
     assert {"results/runs.parquet", "results/steps.parquet", "report/report.html"} <= paths
 
 
+def test_a_run_of_the_sweep_has_its_page_also_in_mlflow(
+    resumed: tuple[SweepDir, Finished], grpo: Callable[..., Finished]
+) -> None:
+    from mlflow import MlflowClient
+
+    run_dir = resumed[0].run_dir(0, 3)
+    assert (run_dir.path / "index.html").exists()
+    done = grpo("report", str(run_dir.path), "--json", cwd=resumed[0].path.parents[1])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["report"], document["problems"]) == (f"{run_dir.path}/index.html", [])
+    tracked = json.loads(run_dir.tracking_file.read_text())
+    artifacts = MlflowClient(tracking_uri=tracked["uri"]).list_artifacts(tracked["run_id"])
+    assert "index.html" in {file.path for file in artifacts}
+
+
 def test_a_run_of_the_sweep_is_the_run_of_its_configuration(
     resumed: tuple[SweepDir, Finished], grpo: Callable[..., Finished]
 ) -> None:
