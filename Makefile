@@ -40,8 +40,11 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: setup  ## the default tests, in two processes: 5 minutes on 2 cores (ARGS="-k NAME")
 	$(PYTEST) $(ARGS)
 
+# Only the files that hold proofs are imported: each process would import all others, and all modules for their doctests, in vain.
+PROOFS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.proof' tests)
+
 test-proof: setup  ## what proves by waiting: kills, restarts, servers, sweeps (ARGS="-k NAME")
-	$(PYTEST) -m 'proof and not slow and not gpu and not vllm' $(ARGS)
+	$(PYTEST) -m 'proof and not slow and not gpu and not vllm' $(ARGS) $(if $(filter tests/%,$(ARGS)),,$(PROOFS))
 
 test-all: test test-proof  ## both
 

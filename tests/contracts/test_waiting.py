@@ -9,8 +9,8 @@ from tests.longest_files import read_table
 
 ROOT = Path(__file__).parents[2]
 WAITING = sorted(path for folder in ("e2e", "security") for path in (ROOT / "tests" / folder).glob("test_*.py"))
-KEPT = {"test_flow.py", "test_resume.py", "test_small_sweep.py"}
-"""One whole training, one resume, one small sweep."""
+KEPT = {"test_flow.py", "test_resume.py"}
+"""One whole training, one resume."""
 
 
 def is_marked(source: str) -> bool:

@@ -1,9 +1,6 @@
 """Twenty mistakes of a first day: each is refused in words before there is a folder, a flow run or an MLflow run."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +8,10 @@ import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from tests.support.commands import grpo
 
 pytestmark = pytest.mark.proof
 
-ROOT = Path(__file__).parents[2]
 REWARDS = """def score(prompts, completions, answer, **columns):
     return [1.0 * (completion == gold) for completion, gold in zip(completions, answer)]
 
@@ -82,22 +79,13 @@ def desk(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("overrides", "said"), MISTAKES, ids=[" ".join(overrides) for overrides, _ in MISTAKES])
-def test_a_mistake_is_refused_and_leaves_nothing(desk: Path, overrides: list[str], said: str) -> None:
+def test_a_mistake_is_refused_and_leaves_nothing(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], said: str
+) -> None:
     before = sorted(desk.iterdir())
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "train", "run.yaml", *overrides],
-        cwd=desk,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PREFECT_API_URL": "http://127.0.0.1:9/api",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    done = grpo("train", "run.yaml", *overrides, cwd=desk)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert said in done.stderr

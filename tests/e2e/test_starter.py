@@ -1,9 +1,7 @@
 """`grpo init`: what it writes trains as it is, and it writes over nothing."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
+from tests.support import commands
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 
 def init(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flows.cli", "init", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return commands.grpo("init", *arguments, cwd=cwd)
 
 
 def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import psutil
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.reproduction import compare_journals
+from grpo_core.run.warm import MODULE
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import ROOT, Finished
 
@@ -89,6 +91,9 @@ def test_every_arm_and_seed_is_there_exactly_once(resumed: tuple[SweepDir, Finis
     assert len(lines) == 4
     assert "4 finished" in done.stdout
     assert "<h1>" in (sweep_dir.report / "report.html").read_text()
+    # What was ready for a next run, of the killed sweeps as well, is that run or gone.
+    ready = [one.info["cwd"] for one in psutil.process_iter(["cmdline", "cwd"]) if MODULE in (one.info["cmdline"] or ())]
+    assert str(sweep_dir.path.parents[1]) not in ready
 
 
 def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Finished]) -> None:
@@ -109,6 +114,22 @@ def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Fin
     assert " was highest in the one seed: reward " in parent.data.tags["answer"].splitlines()[0]
     paths = {file.path for folder in ("results", "report") for file in client.list_artifacts(tracked["run_id"], folder)}
     assert {"results/runs.parquet", "results/steps.parquet", "report/report.html"} <= paths
+
+
+def test_a_run_of_the_sweep_has_its_page_also_in_mlflow(
+    resumed: tuple[SweepDir, Finished], grpo: Callable[..., Finished]
+) -> None:
+    from mlflow import MlflowClient
+
+    run_dir = resumed[0].run_dir(0, 3)
+    assert (run_dir.path / "index.html").exists()
+    done = grpo("report", str(run_dir.path), "--json", cwd=resumed[0].path.parents[1])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["report"], document["problems"]) == (f"{run_dir.path}/index.html", [])
+    tracked = json.loads(run_dir.tracking_file.read_text())
+    artifacts = MlflowClient(tracking_uri=tracked["uri"]).list_artifacts(tracked["run_id"])
+    assert "index.html" in {file.path for file in artifacts}
 
 
 def test_a_run_of_the_sweep_is_the_run_of_its_configuration(

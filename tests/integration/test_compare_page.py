@@ -2,9 +2,6 @@
 
 import html
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,21 +10,11 @@ import pytest
 
 from tests.compared import step_figures, write_compared
 from tests.security.browser import Browser, chromium, running_browser
+from tests.support.commands import grpo
 
-ROOT = Path(__file__).parents[2]
-GRPO = [sys.executable, "-m", "flows.cli"]
-SECONDS = 240
 HOSTILE = "<img src=x onerror=document.title='attacked'>"
 DRAWN = "document.body.dataset.drawn === 'yes'"
 CHART = "document.querySelectorAll('.chart > div')[{}]"
-
-
-def grpo(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*GRPO, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
-    )
 
 
 @pytest.fixture(scope="module")

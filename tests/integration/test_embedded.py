@@ -137,7 +137,7 @@ def test_it_is_private_survives_signals_and_ends_with_a_killed_command(home: Pat
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5])
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
 def test_a_command_killed_during_the_start_leaves_no_server(home: Path, commands: list[Command], seconds: float) -> None:
     command = Command(home)
     commands.append(command)
@@ -165,8 +165,8 @@ def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Comm
 
 @pytest.mark.proof
 def test_first_starts_at_once_share_an_empty_home(home: Path, commands: list[Command]) -> None:
-    commands += [Command(home) for _ in range(6)]
-    assert [_ask(*command.ready()).status_code for command in commands] == [200] * 6
+    commands += [Command(home) for _ in range(3)]
+    assert [_ask(*command.ready()).status_code for command in commands] == [200] * 3
 
 
 @pytest.mark.proof

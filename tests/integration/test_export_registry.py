@@ -17,6 +17,8 @@ from tasks.tracking import open_tracking, track_results
 from tasks.tracking.exporting import ExportSummary, export_run
 from tasks.tracking.store import TrackedRun, make_client
 
+pytestmark = pytest.mark.proof
+
 GREEDY = """
 import json, sys
 import mlflow
@@ -50,7 +52,6 @@ def registered(run: str, folder: Path, name: str, wish: ExportWish = ExportWish(
     return export_run.fn(run, wish, folder, name)
 
 
-@pytest.mark.proof
 def test_another_process_loads_a_version_and_gets_the_same_tokens(
     tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path
 ) -> None:

@@ -155,7 +155,7 @@ def check_failure(run: Launched, code: int, reason: str, rank: int | None) -> No
     assert run.last_line == end.data["reason"]
 
 
-@pytest.mark.parametrize(("processes", "shards", "rank"), [(2, 1, 0), (2, 2, 1), (4, 2, 2)])
+@pytest.mark.parametrize(("processes", "shards", "rank"), [(2, 1, 0), (4, 2, 2)])
 def test_a_killed_rank_is_the_cause_and_not_who_lost_it(launch: Any, processes: int, shards: int, rank: int) -> None:
     run = launch({"training.processes": processes, "training.shards": shards, "rollout.num_prompts_per_step": 4})
     run.until(run.has_step)
@@ -166,16 +166,15 @@ def test_a_killed_rank_is_the_cause_and_not_who_lost_it(launch: Any, processes: 
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("rank", "error", "reason"),
     [
-        ("torch.OutOfMemoryError('CUDA out of memory')", "rank {rank}: out of memory in the phase update (CUDA out of memory"),
-        ("ValueError('of its own')", "rank {rank}: ValueError: of its own"),
+        (0, "torch.OutOfMemoryError('CUDA out of memory')", "rank 0: out of memory in the phase update (CUDA out of memory"),
+        (1, "ValueError('of its own')", "rank 1: ValueError: of its own"),
     ],
 )
-@pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_is_told_as_one_process_would_tell_it(launch: Any, rank: int, error: str, reason: str) -> None:
     run = launch(env={"FAILS": str(rank), "ERROR": error})
-    check_failure(run, 1 if "memory" in error else 2, reason.format(rank=rank), rank)
+    check_failure(run, 1 if "memory" in error else 2, reason, rank)
     assert "memory" not in error or "resume with less: `grpo train --resume" in run.last_line
 
 

@@ -56,21 +56,21 @@ def run(run_dir, steps, *, alpha, double=True, at_sync=lambda *_: None):
 
 @pytest.mark.parametrize(("alpha", "every"), [(1.0, 3), (0.4, 3)], ids=["hard copies", "moving average"])
 def test_every_logp_is_that_of_merged_models(tiny_run, alpha, every):
-    """30 steps, 10 syncs, in double precision."""
-    settings = {"reference.sync_steps": every, "reference.mixup_alpha": alpha, "training.steps": 30}
-    settings |= {} if alpha == 1 else {"model.lora.reference_rank": 30}  # what 10 syncs of rank 3 can need
-    worst, figures, _, session = run(tiny_run(LORA | settings | {"reference.kl_full_every": 10}), 30, alpha=alpha)
-    assert session.reference.sync_count == 10
+    """15 steps, 5 syncs, in double precision."""
+    settings = {"reference.sync_steps": every, "reference.mixup_alpha": alpha, "training.steps": 15}
+    settings |= {} if alpha == 1 else {"model.lora.reference_rank": 15}  # what 5 syncs of rank 3 can need
+    worst, figures, _, session = run(tiny_run(LORA | settings | {"reference.kl_full_every": 5}), 15, alpha=alpha)
+    assert session.reference.sync_count == 5
     assert worst.largest < 1e-9
     assert max(step["kl/init/drift"] for step in figures) > 1e-3, "nothing has moved"
     if alpha == 1:
-        after = [figures[step]["kl/ref/drift"] for step in range(every, 30, every)]  # the step after each sync
+        after = [figures[step]["kl/ref/drift"] for step in range(every, 15, every)]  # the step after each sync
         assert max(after) < 1e-6
         assert figures[-1]["kl/init/drift"] > 10 * max(after)
 
 
 def test_past_the_bound_on_rank_the_error_is_the_one_that_is_stated(tiny_run):
-    """60 syncs of an average whose rank may be 6; each sync's error is compared with a decomposition of the full matrices."""
+    """20 syncs of an average whose rank may be 6; each sync's error is compared with a decomposition of the full matrices."""
     alpha, bound = 0.3, 6
     dropped = []
 
@@ -90,11 +90,11 @@ def test_past_the_bound_on_rank_the_error_is_the_one_that_is_stated(tiny_run):
     settings = {
         "reference.sync_steps": 1,
         "reference.mixup_alpha": alpha,
-        "training.steps": 60,
+        "training.steps": 20,
         "model.lora.reference_rank": bound,
     }
-    _, figures, models, session = run(tiny_run(LORA | settings), 60, alpha=alpha, at_sync=check)
-    assert len(dropped) == 60
+    _, figures, models, session = run(tiny_run(LORA | settings), 20, alpha=alpha, at_sync=check)
+    assert len(dropped) == 20
     assert dropped[-1] > 0
     exact, kept = models.delta(models.reference), dict(adapted_layers(session.reference.current.model))
     squared = sum(float((delta_of(layer).dense() - exact[f"{name}.weight"]).square().sum()) for name, layer in kept.items())

@@ -3,6 +3,10 @@
 python -m tests.mutants                         all of them
 python -m tests.mutants -k clip                 those with "clip" in their name
 python -m tests.mutants --hypothesis-seed 1     property tests try other examples
+python -m tests.mutants --record                write down which test killed which
+
+killers.txt has for each mutation the test that killed it before: it is run first, the others follow where it passes. The
+tests that have killed are run without any mutation in the end; where one fails then, its kills prove nothing.
 
 The working tree is copied at the start and never written to. A mutation is killed where an assertion of a test fails; one
 that merely breaks an import, a fixture or a call proves nothing about the tests and counts as broken. Exit code 1 unless
@@ -34,7 +38,9 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("grpo_core", "tests", "pyproject.toml")
 AT_ONCE = 2
 TIMEOUT_SECONDS = 240.0
+KILLERS = Path(__file__).with_name("killers.txt")
 TIMED_OUT = "timed out"
+UNIT = "tests/unit/"
 ASSERTIONS = {"AssertionError", "Failed", "TypeCheckError"}
 """`Failed` is of `pytest.raises`, `TypeCheckError` of the shapes in signatures."""
 
@@ -81,7 +87,7 @@ def judge(outcome: Outcome) -> tuple[Verdict, str]:
         return Verdict.SURVIVED, ""
     by_assertion = bool(outcome.exceptions) and set(outcome.exceptions) <= ASSERTIONS
     if outcome.exit == 1 and outcome.phase == "call" and by_assertion:
-        return Verdict.KILLED, outcome.test.removeprefix("tests/unit/")
+        return Verdict.KILLED, outcome.test.removeprefix(UNIT)
     if outcome.exceptions == (TIMED_OUT,):
         return Verdict.TIMED_OUT, f"after {TIMEOUT_SECONDS:.0f} s"
     raised = ", ".join(outcome.exceptions) or "no failed test"
@@ -106,6 +112,7 @@ class Copy:
         temporary = folder / "temporary"
         temporary.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each mutation would compile all tests again
         command = [sys.executable, "-m", "tests.mutants.run_tests"]
         self._server = subprocess.Popen(
             command,
@@ -133,16 +140,16 @@ class Copy:
         self._time += 1
         os.utime(path, (self._time, self._time))
 
-    def run_tests(self, tests: Iterable[str]) -> Outcome:
-        """Run unit test files in the copy.
+    def run_tests(self, tests: Iterable[str], first: str = "") -> Outcome:
+        """Run unit tests or files of them in the copy, one of them `first`.
 
         Raises:
             RuntimeError: the server has died, or the tests got a package from outside the copy.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        files = [f"tests/unit/{name}.py" for name in tests]
-        self._server.stdin.write(json.dumps({"tests": files, "options": self._options, "timeout": TIMEOUT_SECONDS}) + "\n")
+        request = {"tests": [UNIT + test for test in tests], "first": UNIT + first, "options": self._options}
+        self._server.stdin.write(json.dumps({**request, "timeout": TIMEOUT_SECONDS}) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
         if not answer:
@@ -154,13 +161,13 @@ class Copy:
         return Outcome(**values | {"exceptions": tuple(values.get("exceptions", ()))})
 
 
-def try_mutation(mutation: Mutation, copy: Copy) -> Result:
-    """Plant a mutation in a copy, run its tests, and take it out again."""
+def try_mutation(mutation: Mutation, copy: Copy, first: str) -> Result:
+    """Plant a mutation in a copy, run its tests, one of them `first`, and take it out again."""
     started = time.monotonic()
     original = (copy.folder / mutation.file).read_text()
     try:
         copy.write(mutation.file, mutation.apply(original))
-        verdict, detail = judge(copy.run_tests(mutation.tests))
+        verdict, detail = judge(copy.run_tests((f"{name}.py" for name in mutation.tests), first))
     except NotOnceError as error:
         verdict, detail = Verdict.STALE, str(error)
     finally:
@@ -168,8 +175,30 @@ def try_mutation(mutation: Mutation, copy: Copy) -> Result:
     return Result(mutation=mutation, verdict=verdict, detail=detail, seconds=time.monotonic() - started)
 
 
+def read_killers() -> dict[str, str]:
+    """Return {mutation: the test that killed it before}."""
+    return dict(line.split("  ", 1) for line in KILLERS.read_text().splitlines())
+
+
+def write_killers(results: Sequence[Result]) -> None:
+    """Write down which test killed which mutation; what was not tried keeps its line."""
+    known = {mutation.name for mutation in MUTATIONS}
+    killed = {name: test for name, test in read_killers().items() if name in known}
+    killed |= {result.mutation.name: result.detail for result in results if result.verdict is Verdict.KILLED}
+    KILLERS.write_text("".join(f"{name}  {test}\n" for name, test in sorted(killed.items())))
+
+
+def try_without(results: Sequence[Result], copies: Sequence[Copy]) -> list[Outcome]:
+    """Run the tests that have killed without any mutation."""
+    tests = sorted({result.detail for result in results if result.verdict is Verdict.KILLED})
+    with ThreadPoolExecutor() as pool:
+        shares = [share for number in range(len(copies)) if (share := tests[number :: len(copies)])]
+        return list(pool.map(Copy.run_tests, copies, shares))
+
+
 def try_all(mutations: Sequence[Mutation], copies: Sequence[Copy]) -> list[Result]:
     """Try the mutations, one at a time in each copy, and print what became of each as soon as it is known."""
+    killers = read_killers()
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -177,7 +206,7 @@ def try_all(mutations: Sequence[Mutation], copies: Sequence[Copy]) -> list[Resul
     def attempt(mutation: Mutation) -> Result:
         copy = free.get()
         try:
-            return try_mutation(mutation, copy)
+            return try_mutation(mutation, copy, killers.get(mutation.name, ""))
         finally:
             free.put(copy)
 
@@ -212,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-k", dest="substring", default="", help="only mutations with this in their name")
     parser.add_argument("--hypothesis-seed", type=int, help="let property tests try other examples than they do in `make test`")
+    parser.add_argument("--record", action="store_true", help=f"write into {KILLERS.name} which test killed which")
     asked = parser.parse_args(arguments)
     selected = [mutation for mutation in MUTATIONS if asked.substring in mutation.name]
     if not selected:
@@ -221,16 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))).resolve()
         copies = [stack.enter_context(Copy(scratch / str(number), options)) for number in range(AT_ONCE)]
-        tests = sorted({name for mutation in selected for name in mutation.tests})
-        with ThreadPoolExecutor() as pool:
-            shares = [share for number in range(AT_ONCE) if (share := tests[number::AT_ONCE])]
-            baselines = list(pool.map(Copy.run_tests, copies, shares))
-        for baseline in baselines:
-            if baseline.exit != 0:
-                say(f"the tests fail without any mutation: {judge(baseline)[1]}")
-                return 1
-        say(f"without any mutation {', '.join(tests)} pass ({time.monotonic() - started:.1f} s)")
         results = try_all(selected, copies)
+        for baseline in try_without(results, copies):
+            if baseline.exit != 0:
+                say(f"a test that has killed fails without any mutation: {judge(baseline)[1]}")
+                return 1
+    if asked.record:
+        write_killers(results)
     killed = sum(result.verdict is Verdict.KILLED for result in results)
     say(f"\n{summary(results)}\n\n{killed} of {len(results)} mutations killed in {time.monotonic() - started:.0f} s")
     return 0 if killed == len(results) else 1

@@ -1,11 +1,12 @@
 """A server of pytest runs on the tree in the current folder: `python -m tests.mutants.run_tests`.
 
 It imports what is no part of the repository once, reads one request a line from its standard input ({"tests": [...],
-"options": [...], "timeout": seconds}), and forks a process for each: a mutated module has to be imported afresh, torch and
-pytest have not. The answer, a line of JSON, also names the `grpo_core` that the tests got: an installed one, editable or not,
-would let every mutation survive or, worse, die by chance.
+"first": test, "options": [...], "timeout": seconds}), and forks a process for each: a mutated module has to be imported afresh,
+torch and pytest have not. The answer, a line of JSON, also names the `grpo_core` that the tests got: an installed one, editable
+or not, would let every mutation survive or, worse, die by chance.
 """
 
+import gc
 import json
 import os
 import select
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import beartype
 import hypothesis.strategies
+import jaxtyping
 import numpy
 import pandas
 import pydantic
@@ -26,7 +29,9 @@ import torch
 import transformers
 
 PRELOADED = (
+    beartype,
     hypothesis,
+    jaxtyping,
     numpy,
     pandas,
     pydantic,
@@ -57,6 +62,19 @@ class FirstFailure:
             self.seen = {"test": node.nodeid, "phase": report.when, "exceptions": names}
 
 
+class Before:
+    """A pytest plugin that runs one test, if it is there, before all others."""
+
+    def __init__(self, test: str) -> None:
+        """Keep its name."""
+        self._test = test
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Move it to the front."""
+        items.sort(key=lambda item: item.nodeid != self._test)
+
+
 class NoShrinking:
     """A pytest plugin by which Hypothesis reports the first example that fails: nobody reads the smallest one here."""
 
@@ -75,13 +93,13 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def run(tests: Sequence[str], options: Sequence[str]) -> dict[str, object]:
+def run(tests: Sequence[str], before: str, options: Sequence[str]) -> dict[str, object]:
     """Run the tests in this process and return {"package": path, "exit": code, ...what failed first}."""
     import grpo_core
 
     first = FirstFailure()
     fixed = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    code = int(pytest.main([*fixed, *options, *tests], plugins=[first, NoShrinking()]))
+    code = int(pytest.main([*fixed, *options, *tests], plugins=[first, Before(before), NoShrinking()]))
     return {"package": str(Path(grpo_core.__file__ or "").resolve()), "exit": code, **first.seen}
 
 
@@ -96,7 +114,7 @@ def run_forked(request: dict[str, Any]) -> dict[str, object]:
             # What the tests print is not an answer.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             with os.fdopen(writing, "w") as answer:
-                answer.write(json.dumps(run(request["tests"], request["options"])))
+                answer.write(json.dumps(run(request["tests"], request["first"], request["options"])))
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -116,6 +134,8 @@ def run_forked(request: dict[str, Any]) -> dict[str, object]:
 
 def main() -> int:
     """Answer requests until the end of the standard input."""
+    # What is loaded stays: a child need not look through it each time that pytest collects garbage.
+    gc.freeze()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(run_forked(json.loads(line))) + "\n")
         sys.stdout.flush()

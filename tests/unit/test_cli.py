@@ -1,8 +1,6 @@
 """The `grpo` command in a process of its own: what it prints, and its exit codes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,12 @@ from grpo_core.config import RunConfig, load_config, validate_config
 from grpo_core.config.loading import parse_yaml
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Journal
+from tests.support.commands import grpo
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "configs/quickstart.yaml"
 TINY = "configs/sums_tiny_cpu.yaml"
 """Fits every disk."""
-
-
-def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command; return its exit code and what it printed."""
-    return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
 
 
 def resolved(output: str) -> RunConfig:

@@ -1,8 +1,6 @@
 """Passwords and tokens: recognised, redacted, refused in a configuration, and carried by the environment alone."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.text import has_credentials, kept_uri, redact_uri
 from tasks.credentials import OWNER_VARIABLE, move_credentials
 from tests.e2e.recorder import Recorder, recording
+from tests.support.commands import grpo
 
-ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-canary"
 ADDRESSES = (
     f"http://me:{SECRET}@host:5000",
@@ -112,9 +110,7 @@ def test_the_command_refuses_before_a_flow_is_started(tmp_path: Path) -> None:
         ["reproduce", "runs/one", f"tracking={{uri: '{ADDRESSES[0]}'}}"],
     )
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *command], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        done = grpo(*command)
         assert done.returncode == 2
         assert "holds a password or a token" in done.stderr
         assert SECRET not in done.stdout + done.stderr

@@ -13,7 +13,7 @@ from grpo_core.errors import GrpoError
 from grpo_core.run.child import import_folders
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Journal
-from tests.unit.test_looking import grpo
+from tests.support.commands import grpo
 
 TYPED: list[tuple[list[str], str]] = [
     (["train", "quickstrat"], "did you mean quickstart?"),

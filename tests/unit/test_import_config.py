@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from grpo_core.interop.no_counterpart import OLDER
 from grpo_core.interop.report import render
 from grpo_core.interop.rules import Settings
 from grpo_core.interop.trl import ALIASES, REWARDS
+from tests.support.commands import grpo
 from tests.support.imports import convert, entry_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,13 +48,6 @@ def on_roll(name: str, generating: dict[str, Any] = ROLL_WHOLE, **options: Any) 
     """Return ROLL's settings of an engine that samples, by default from the whole policy."""
     strategy = {"strategy_name": name, "strategy_config": options}
     return {"actor_infer": {"generating_args": generating, "strategy_args": strategy}}
-
-
-def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command; return its exit code and what it printed."""
-    return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
 
 
 def test_rolls_grpo_page_becomes_its_equivalent() -> None:

@@ -17,15 +17,11 @@ from grpo_core.config import Origin
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import path_argument, resume_command
+from tests.support.commands import grpo
 from tests.support.sweeps import stored_sweep
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., RunDir]
-
-
-def grpo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli.app import main; main()"
-    return subprocess.run([sys.executable, "-c", command, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

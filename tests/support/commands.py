@@ -1,0 +1,84 @@
+"""`grpo` commands as forks of one process that has imported what they need: each takes the time of its work alone.
+
+What is asked of a command as a process (its start, signals, Prefect, MLflow) is asked of `python -m flows.cli` itself.
+"""
+
+import atexit
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+PRELOADED = ("flows.cli.app", "flows.cli.run", "grpo_core.compare.runs", "grpo_core.run.preflight", "pandas", "transformers")
+
+
+def grpo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a folder, with this process's environment; return its exit code and what it printed."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {"arguments": arguments, "cwd": str(cwd), "environment": {**os.environ}, "folder": folder}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        out, err = ((Path(folder) / str(number)).read_text() for number in (1, 2))
+    return subprocess.CompletedProcess(arguments, code, out, err)
+
+
+@cache
+def _server() -> "subprocess.Popen[str]":
+    """Return the process of which the commands are forks; it ends with this one."""
+    command = [sys.executable, "-m", "tests.support.commands"]
+    server = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(server.communicate)
+    return server
+
+
+def _become(asked: dict[str, Any]) -> NoReturn:
+    """Be a command from now on."""
+    from flows.cli.app import main
+
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in (1, 2):
+            os.dup2(os.open(Path(asked["folder"]) / str(number), os.O_WRONLY | os.O_CREAT), number)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))  # Python reads it when it starts
+        os.chdir(asked["cwd"])
+        sys.path[0], sys.argv[:] = asked["cwd"], ["grpo", *asked["arguments"]]
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001  (as Python itself prints it)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Answer each line of standard input with the exit code of the command that it asks for."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _become(json.loads(line))
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
