@@ -16,7 +16,7 @@ from grpo_core.compare.runs import ComparedRun
 from grpo_core.errors import GrpoError
 from grpo_core.pages import for_script, plain_values
 from grpo_core.run.folder import RunDir
-from grpo_core.run.samples import HEAD, TAIL, Completion, Group, kept_steps, read_groups, shortened
+from grpo_core.run.samples import HEAD, TAIL, Completion, Group, frozen_questions, kept_steps, read_groups, shortened
 from grpo_core.text import for_terminal
 
 MOST_STEPS, MOST_ACROSS = 5, 6
@@ -42,7 +42,9 @@ def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], lis
         room = SAMPLE_BYTES // len(shared) // max(len(picked), 1)
         shown = [{"step": step, **_cards(folders, step, room)} for step in picked]
         if any(one["cards"] for one in shown):
-            found.append({"seed": seed, "runs": numbers[:MOST_ACROSS], "more": numbers[MOST_ACROSS:], "steps": shown})
+            begin = for_terminal(frozen_questions(folders[0].data)[0][-TAIL:])
+            part = {"seed": seed, "runs": numbers[:MOST_ACROSS], "more": len(numbers[MOST_ACROSS:]), "shared": begin}
+            found.append({**part, "steps": shown})
         else:
             notes.append(f"seed {seed}: no step whose completions all of its runs have kept")
     return found, notes
