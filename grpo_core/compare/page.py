@@ -176,7 +176,7 @@ def render_comparison(comparison: RunComparison, folder: Path | None = None) -> 
         comparison.title,
         sections,
         comparison=comparison,
-        figures=[(key, CURVE_KINDS[key]) for key in (*OUTCOMES[:1], *OUTCOMES[2:]) if comparison.has(key)],
+        figures=[(key, CURVE_KINDS[key]) for key in OUTCOMES if key != ACCURACY and comparison.has(key)],
         at_end=_at_end,
         accuracy=_accuracy,
         pages=[_page_of(one, folder) for one in comparison.runs],
