@@ -34,7 +34,7 @@ from grpo_core.run.reproduction import FigureDifference, differences, shared_rec
 from grpo_core.sweep.display import kl_lines
 from grpo_core.sweep.statistics.paired import holm, paired_estimate
 
-TITLED_RUNS = 4
+TITLE_CHARACTERS = 70
 VERSION = 2
 """Of the document; a reader of another one should look at what it finds."""
 LENGTHS = ("completion/tokens/mean", "completion/tokens/max")
@@ -164,12 +164,12 @@ def compare_sources(given: Sequence[Source], title: str | None = None) -> RunCom
     opened, unread = open_runs(sources)
     settings = differing_settings([one.run.config for one in opened])
     runs = with_looks(opened, settings)
-    labels = [one.label for one in runs]
+    named = f"Comparison: {', '.join(one.label for one in runs)}"
     notes += [f"{one.label}: no step is finished yet ({one.run.state})" for one in runs if not one.run.last_step]
     notes += [f"{one.label}: {note}" for one in runs for note in one.run.notes]
     groups = group_runs(runs)
     return RunComparison(
-        title=title or (f"Comparison of {len(runs)} runs" if len(runs) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"),
+        title=title or (named if len(named) <= TITLE_CHARACTERS else f"Comparison of {len(runs)} runs"),
         made=now(),
         runs=runs,
         unread=unread,
