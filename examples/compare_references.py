@@ -6,12 +6,12 @@ python examples/compare_references.py --out references.png "fixed=runs/one" "cop
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo_core.run.curves import AFTER_STEP, read_curves
-from grpo_core.run.figures import draw_curve, mark_syncs
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 
@@ -37,12 +37,18 @@ def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
 
 def _draw(panel: Axes, records: Sequence[Record]) -> None:
     run = read_curves(records, ("kl/ref/drift", "kl/init/drift", "kl/probe/full_init"))
-    mark_syncs(panel, run.syncs)
     # Wide and pale, so that it shows where it is the same line: while the reference still is the initial policy.
-    draw_curve(panel, run.get("kl/init/drift"), "to the initial policy", color="tab:orange", linewidth=4, alpha=0.45)
-    draw_curve(panel, run.get("kl/probe/full_init"), EXACT, style=":o", color="black", markersize=3)
-    draw_curve(panel, run.get("kl/ref/drift"), "to the reference", color="tab:blue")
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
+        "kl/init/drift": ("to the initial policy", {"color": "tab:orange", "linewidth": 4, "alpha": 0.45}),
+        "kl/probe/full_init": (EXACT, {"color": "black", "linestyle": ":", "marker": "o", "markersize": 3}),
+        "kl/ref/drift": ("to the reference", {"color": "tab:blue"}),
+    }
+    for key, (name, look) in looks.items():
+        if (curve := run.get(key)) is not None:
+            panel.plot(curve.steps, curve.values, label=name, **look)
     places, apart = run.syncs.places, AFTER_STEP / 5  # so that both marks of one sync can be seen
+    for number, place in enumerate(places):
+        panel.axvline(place, color="tab:red", linestyle=":", linewidth=1.2, label=None if number else "reference sync")
     panel.plot(places - apart, run.syncs.kl_before, "^", color="tab:blue", markersize=5, label="before a sync")
     panel.plot(places + apart, run.syncs.kl_after, "v", color="tab:green", markersize=5, label="after it")
 

@@ -215,11 +215,11 @@ def compare(
     *,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the page, pictures and tables; a new one under runs/comparisons/ if left out."),
+        typer.Option(help="Folder of the page and tables; a new one under runs/comparisons/ if left out."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the curves of several runs over each other, list what differs and since when.
+    """Put several runs side by side: figures, curves, what each wrote, what differs; of one run, write its own page.
 
     Exit code 1 if one of them cannot be read, 2 if none can.
     """
@@ -234,13 +234,26 @@ def compare(
         echo_warnings([*(f"not compared: {name}: {why}" for name, why in comparison.unread.items()), *comparison.notes])
         if not as_json:
             _show_compared(comparison)
-            echo(str(write_comparison(comparison, out or _new_folder(comparison))))
+            page = _own_page(comparison) if out is None else None
+            echo(str(page or write_comparison(comparison, out or _new_folder(comparison))))
         elif out is not None:
             write_comparison(comparison, out)
     if as_json:
         echo_json(comparison.document)
     if comparison.unread:
         raise typer.Exit(1)
+
+
+def _own_page(comparison: "RunComparison") -> Path | None:
+    """Return the page of the only run, written if the run has not done so; None where there are several, or it is not here."""
+    from grpo_core.run_page.page import write_page
+
+    first, *others = comparison.runs
+    if others or first.source.is_downloaded:
+        return None
+    if not first.run.dir.page.exists():
+        write_page(first.run.dir)
+    return first.run.dir.page
 
 
 def _new_folder(comparison: "RunComparison") -> Path:

@@ -1,1 +1,1 @@
-"""Several runs side by side: curves over each other, what differs, and since when; `grpo compare` and every sweep's report."""
+"""Several runs side by side: figures, curves, what each wrote, what differs; `grpo compare` and every sweep's report."""

@@ -10,29 +10,22 @@ between their settings.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pandas
 
 from grpo_core.compare.runs import (
-    COLOURS,
-    DASHES,
-    SEED,
     ComparedRun,
     Settings,
     Source,
     differing_settings,
     find_sources,
-    name_group,
-    name_lines,
-    numbered,
     open_runs,
+    with_looks,
 )
 from grpo_core.config import RunConfig
-from grpo_core.data.prepare import read_manifest
-from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, paired_difference, table_file
 from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.run.curves import CURVE_KINDS, read_table
@@ -41,8 +34,8 @@ from grpo_core.run.reproduction import FigureDifference, differences, shared_rec
 from grpo_core.sweep.display import kl_lines
 from grpo_core.sweep.statistics.paired import holm, paired_estimate
 
-TITLED_RUNS = 4
-VERSION = 1
+TITLE_CHARACTERS = 70
+VERSION = 2
 """Of the document; a reader of another one should look at what it finds."""
 LENGTHS = ("completion/tokens/mean", "completion/tokens/max")
 """Figures that depend on the completions alone: once one differs, the runs have sampled other tokens."""
@@ -89,13 +82,13 @@ class RunComparison:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The comparison as JSON values: what `grpo compare --json` prints and the page draws; null for what is not finite."""
+        """The comparison with all metrics as JSON values, null where not finite: what `--json` prints and the page draws."""
         document = {
             "version": VERSION,
             "title": self.title,
             "made": self.made,
             "have_ended": all(one.run.state not in {"not started", "running"} for one in self.runs),
-            "metrics": {key: {"title": kind.title, "unit": kind.unit} for key, kind in CURVE_KINDS.items() if self.has(key)},
+            "metrics": {key: _title(key) for key in dict.fromkeys(key for one in self.runs for key in one.curves.curves)},
             "runs": [_run(one) for one in self.runs],
             "not_read": [{"run": given, "fault": fault} for given, fault in self.unread.items()],
             "settings": [{"key": key, "values": values} for key, values in self.settings.items()],
@@ -121,6 +114,13 @@ class RunComparison:
         return any(one.curves.get(metric) is not None for one in self.runs)
 
 
+def _title(key: str) -> dict[str, str]:
+    if (kind := CURVE_KINDS.get(key)) is not None:
+        return {"title": kind.title, "unit": kind.unit}
+    known = find_metric(key)
+    return {"title": key, "unit": known.unit if known else ""}
+
+
 def _run(compared: ComparedRun) -> dict[str, Any]:
     run, curves, parts = compared.run, compared.curves, ("steps", "values", "low", "high")
     return {
@@ -133,6 +133,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "last_step": run.last_step,
         "steps": run.config.training.steps,
         "seed": run.config.training.seed,
+        "setting": compared.setting,
         "colour": compared.colour,
         "dash": compared.dash,
         "curves": {
@@ -162,17 +163,13 @@ def compare_sources(given: Sequence[Source], title: str | None = None) -> RunCom
     sources, notes = find_sources(given)
     opened, unread = open_runs(sources)
     settings = differing_settings([one.run.config for one in opened])
-    labels = name_lines(settings, [one.run for one in opened])
-    runs = tuple(
-        replace(one, label=label, colour=COLOURS[at % len(COLOURS)], dash=DASHES[at // len(COLOURS) % len(DASHES)])
-        for at, (one, label) in enumerate(zip(opened, labels, strict=True))
-    )
-    notes += ["there is one run, so nothing is compared"] if len(runs) == 1 else []
+    runs = with_looks(opened, settings)
+    named = f"Comparison: {', '.join(one.label for one in runs)}"
     notes += [f"{one.label}: no step is finished yet ({one.run.state})" for one in runs if not one.run.last_step]
     notes += [f"{one.label}: {note}" for one in runs for note in one.run.notes]
-    groups = group_runs(runs, settings)
+    groups = group_runs(runs)
     return RunComparison(
-        title=title or (f"Comparison of {len(runs)} runs" if len(runs) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"),
+        title=title or (named if len(named) <= TITLE_CHARACTERS else f"Comparison of {len(runs)} runs"),
         made=now(),
         runs=runs,
         unread=unread,
@@ -206,21 +203,16 @@ def first_difference(first: ComparedRun, other: ComparedRun) -> RunDifference:
 # Paired differences
 
 
-def group_runs(runs: Sequence[ComparedRun], settings: Settings) -> Groups:
+def group_runs(runs: Sequence[ComparedRun]) -> Groups:
     """Return the runs by their settings without the seed; of several with one seed, which repeat each other, the longest."""
-    members: Groups = {}
-    names: dict[str, str] = {}
-    for index, compared in enumerate(runs):
-        try:
-            shared = compared.run.config.training.seed, read_manifest(compared.run.dir.data).digest
-        except GrpoError:  # its prompts are not known
+    groups: Groups = {}
+    for compared in runs:
+        if (digest := compared.prompts) is None:
             continue
-        of_run = {key: values[index] for key, values in settings.items() if key != SEED}
-        names[repr(of_run)] = name_group(of_run)
-        group = members.setdefault(repr(of_run), {})
+        shared, group = (compared.run.config.training.seed, digest), groups.setdefault(compared.setting, {})
         if shared not in group or compared.run.last_step > group[shared].run.last_step:
             group[shared] = compared
-    return dict(zip(numbered(list(names.values())), members.values(), strict=True))
+    return groups
 
 
 def seed_differences(groups: Groups) -> pandas.DataFrame:

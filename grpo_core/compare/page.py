@@ -1,17 +1,24 @@
-"""A comparison in a folder of its own: its page, whose diagrams plotly draws in the browser, pictures, tables and JSON."""
+"""A comparison in a folder of its own: its page, whose charts a script of its own draws in the browser, tables and JSON.
+
+The page draws the document that is beside it as comparison.json. It stays below 3 MB: curves are thinned to `MOST_POINTS`, and
+completions are those of a few steps.
+"""
 
 import json
 import logging
 import math
+import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import pandas
 from markupsafe import Markup
 
 from grpo_core.compare.comparison import (
+    ACCURACY,
     OUTCOMES,
     OVER_PROMPTS,
     OVER_SEEDS,
@@ -20,15 +27,14 @@ from grpo_core.compare.comparison import (
     compare_sources,
     shared_ends,
 )
-from grpo_core.compare.pictures import panels_with, save_pictures, sync_segments
 from grpo_core.compare.runs import ComparedRun, Source, begun_runs
 from grpo_core.config.spelling import level_name
+from grpo_core.compare.samples import side_by_side
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.pages import Picture, Section, Table, for_script, render
-from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
-from grpo_core.run.figures import SMOOTHED
+from grpo_core.pages import Section, Table, for_script, plain_values, render
+from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, read_places
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.sweep.display import UNKNOWN, bounds, first_few, p_text, plain
 from grpo_core.sweep.folder import StoredSweep
@@ -36,12 +42,13 @@ from grpo_core.sweep.folder import StoredSweep
 logger = logging.getLogger(__name__)
 
 PAGE = "compare.html"
+SAMPLED = "eval/heldout_sample/greedy_accuracy"
 OF_SWEEP = "compare"
 """Folder of the comparison inside a sweep's report."""
 NAME_CHARACTERS = 40
 FIRSTS = [f"{name}_{key}" for name in ("first", "first_of_completions") for key in ("step", "metric", "against", "run")]
 TABLES = {
-    "runs": ("label", "name", "folder", "state", "reason", "last_step", "steps", "seed", "colour"),
+    "runs": ("label", "name", "folder", "state", "reason", "last_step", "steps", "seed", "setting"),
     "curves": ("run", "metric", "step", "value", "low", "high"),
     "syncs": ("run", "step", "kl_before", "kl_after"),
     "settings": ("key", "run", "value"),
@@ -50,10 +57,10 @@ TABLES = {
     "paired_over_prompts": OVER_PROMPTS,
 }
 """CSV file -> its columns."""
-MOST_BANDS = 6
-"""Runs whose standard errors are shaded on the page, where others can be hidden."""
+MOST_POINTS = 30_000
+"""Of the curves that are open on the page; as many again of those below "more figures". Beyond, each is thinned."""
 MOST_COLUMNS = 6
-"""Runs that the table of settings has as columns; more become its rows."""
+"""Runs that the tables of settings and of positions have as columns; of settings more become its rows, of positions none."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,8 @@ def write_comparison(comparison: RunComparison, folder: Path) -> Path:
         for name, columns in TABLES.items():
             table = _table(document, name).reindex(columns=list(columns))
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode(errors="backslashreplace"))
-        write_whole(folder / "comparison.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-        pictures = save_pictures(comparison, folder)
-        write_whole(folder / PAGE, render_comparison(comparison, pictures.get("places")))
+        write_whole(folder / "comparison.json", json.dumps(document, allow_nan=False) + "\n")
+        write_whole(folder / PAGE, render_comparison(comparison, folder))
     return folder / PAGE
 
 
@@ -145,30 +151,25 @@ def compare_sweep(stored: StoredSweep) -> tuple[str | None, str | None]:
 # The page
 
 
-def render_comparison(comparison: RunComparison, places: Picture | None = None) -> str:
+def render_comparison(comparison: RunComparison, folder: Path | None = None) -> str:
     """Return the page as HTML.
 
     Args:
         comparison: what it shows.
-        places: picture of where each run's drift is; None = no run was probed.
+        folder: in which the page will be, so that it can link to the pages of runs; None = it has no links.
     """
-    from plotly.offline import get_plotlyjs
-
-    document = comparison.document
-    drawing = {
-        "panels": [asdict(panel) for panel in panels_with(document["metrics"])],
-        "segments": sync_segments([run["syncs"]["steps"] for run in document["runs"]]),
-        "after_step": AFTER_STEP,
-        "smoothed": SMOOTHED,
-        "most_bands": MOST_BANDS,
-    }
-    seen, firsts = (places,) if places else (), comparison.firsts
+    samples, notes = side_by_side(comparison.runs)
+    data = {key: comparison.document[key] for key in ("title", "metrics")}
+    data |= {"after_step": AFTER_STEP, "samples": samples, "notes": notes}
+    data["runs"] = [
+        {**run, "curves": {key: curve.points(_most(comparison, key)) for key, curve in one.curves.curves.items()}}
+        for run, one in zip(comparison.document["runs"], comparison.runs, strict=True)
+    ]
     sections = [
-        Section("places", "Where the drift is", [PLACES_NOTE] * len(seen), (), seen),
-        Section("runs", "Runs", [RUNS_NOTE], [_run_table(comparison)]),
         _settings_section(comparison),
-        Section("first", "Since when the runs differ", [FIRST_NOTE] * bool(firsts), [_firsts_table(comparison)]),
+        Section("first", "Since when the runs differ", [FIRST_NOTE] * bool(comparison.firsts), [_firsts_table(comparison)]),
         _paired_section(comparison),
+        _places_section(comparison),
     ]
     return render(
         "grpo_core.compare",
@@ -176,29 +177,35 @@ def render_comparison(comparison: RunComparison, places: Picture | None = None) 
         comparison.title,
         sections,
         comparison=comparison,
-        document=document,
-        data=Markup(for_script({"document": document, "drawing": drawing})),
-        words=WORDS,
-        plotly=Markup(get_plotlyjs()),
+        figures=[(key, CURVE_KINDS[key]) for key in OUTCOMES if key != ACCURACY and comparison.has(key)],
+        at_end=_at_end,
+        accuracy=_accuracy,
+        pages=[_page_of(one, folder) for one in comparison.runs],
+        runs_note=RUNS_NOTE,
+        data=Markup(for_script(plain_values(data))),
     )
 
 
-def _run_table(comparison: RunComparison) -> Table:
-    kinds = [CURVE_KINDS[key] for key in OUTCOMES if comparison.has(key)]
-    return Table(
-        caption="Runs, and their figures at the end",
-        head=("run", "state", "steps", "syncs", *(kind.title for kind in kinds), "folder"),
-        units=("", "", "", "", *(kind.unit for kind in kinds), ""),
-        rows=tuple(
-            (
-                *(one.label, one.run.state, f"{one.run.last_step} of {one.run.config.training.steps}"),
-                str(len(one.curves.syncs)),
-                *(_at_end(one, kind.key) for kind in kinds),
-                one.source.place,
-            )
-            for one in comparison.runs
-        ),
-    )
+def _most(comparison: RunComparison, key: str) -> int:
+    """Return how many points a curve of a metric may have on the page."""
+    is_open = key in CURVE_KINDS
+    curves = sum((name in CURVE_KINDS) == is_open for one in comparison.runs for name in one.curves.curves)
+    return max(10, MOST_POINTS // max(curves, 1))
+
+
+def _page_of(compared: ComparedRun, folder: Path | None) -> str:
+    """Return the address of a run's own page as seen from a folder; empty where it has none."""
+    file = compared.run.dir.page
+    if folder is None or compared.source.is_downloaded or not file.exists():
+        return ""
+    return quote(Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix())
+
+
+def _accuracy(compared: ComparedRun) -> str:
+    """Return `0.300 → 0.480`: the held-out accuracy before training, and that of the newest evaluation."""
+    found = (compared.curves.get(key) for key in (ACCURACY, SAMPLED))
+    ends = next(([curve.values[0], curve.values[-1]] for curve in found if curve is not None), [])
+    return " → ".join(dict.fromkeys(map(plain, ends))) or UNKNOWN
 
 
 def _at_end(compared: ComparedRun, key: str) -> str:
@@ -239,6 +246,19 @@ def _first_cells(found: RunDifference) -> tuple[str, ...]:
     return str(first.step), first.key, *next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1]), steps
 
 
+def _places_section(comparison: RunComparison) -> Section:
+    read = [(one, found) for one in comparison.runs[:MOST_COLUMNS] if (found := read_places(one.run.records)) is not None]
+    last = pandas.concat([pandas.Series(dtype=float), *(found.iloc[:, -1] for _, found in read)], axis=1).iloc[:, 1:]
+    table = Table(
+        caption="Drift by position in the completion, at the last probe",
+        head=("position", *(one.label for one, _ in read)),
+        units=("", *(f"step {found.columns[-1]}" for _, found in read)),
+        rows=tuple((str(row[0]), *map(plain, row[1:])) for row in last.itertuples(name=None)),
+    )
+    more = f" Of the first {MOST_COLUMNS} runs." if len(comparison.runs) > MOST_COLUMNS else ""
+    return Section("places", "Where the drift is", [f"{PLACES_NOTE}{more}"] * bool(read), [table])
+
+
 def _paired_section(comparison: RunComparison) -> Section:
     is_paired = len(comparison.over_seeds) or len(comparison.over_prompts)
     words = PAIRED_NOTE if is_paired else (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
@@ -271,18 +291,10 @@ def _interval(found: dict[Any, Any]) -> str:
     return plain(mean) if math.isnan(low) else " ".join(bounds(mean, low, high))
 
 
-WORDS = (
-    "Drag in a diagram to zoom; all diagrams show the same steps. A double click shows everything again. Click a run to hide "
-    "or show it, double-click it to see it alone. A dotted vertical line is a reference sync, in the colour of its run; runs "
-    "that sync after the same step share the line's height."
-)
-PLACES_NOTE = (
-    "Exact KL to the initial policy on the probe prompts, nats per token, by the token's position in its completion; all runs "
-    "have one scale of colours."
-)
+PLACES_NOTE = "Exact KL to the initial policy on the probe prompts, nats per token, by the token's position in its completion."
 RUNS_NOTE = (
-    f"Figures of every step are means over a run's last {LAST_STEPS} steps, the exact KL is that of the last probe, held-out "
-    "accuracy that of the final policy."
+    f"Reward, KL and length are means over a run's last {LAST_STEPS} steps, the exact KL is that of the last probe; accuracy "
+    "is that before training and that of the newest evaluation. Click a run to hide or show it, double-click to see it alone."
 )
 FIRST_NOTE = (
     "Journals are compared figure by figure, in the order in which they were written; times and memory are left out. Before "

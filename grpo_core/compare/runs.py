@@ -2,26 +2,25 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from matplotlib.colors import TABLEAU_COLORS, to_hex
 
 from grpo_core.config import RunConfig
 from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
 from grpo_core.config.spelling import KNOB_NAMES, arm_name, cut, level_name
+from grpo_core.data.prepare import read_manifest
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
-from grpo_core.run.curves import Run, RunCurves
+from grpo_core.run.curves import CURVE_KINDS, Run, RunCurves
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.text import visible
 
 MOST_RUNS = 60
 """More lines cannot be told apart, and the page becomes slow."""
-COLOURS = tuple(map(to_hex, TABLEAU_COLORS.values()))
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Of lines, as plotly names them; more runs than colours take them in turn."""
+"""Of lines; more seeds than dashes take them in turn."""
 SEED = "training.seed"
 NOT_COMPARED = "tracking."
 """Where a run is tracked and what it is called there changes none of its figures."""
@@ -54,10 +53,20 @@ class ComparedRun:
     run: Run
     curves: RunCurves
     label: str = ""
-    """What its lines are called: first what differs, such as `β=0.1`."""
-    colour: str = COLOURS[0]
+    """What its lines are called: first what differs, such as `β 0.1 · s0`."""
+    setting: str = ""
+    """What differs, but the seed."""
+    colour: int = 0
+    """Number of its setting, or of the run where all have one setting."""
     dash: str = DASHES[0]
-    """Of its lines, as plotly names it."""
+
+    @cached_property
+    def prompts(self) -> str | None:
+        """Digest of its frozen prompts; None where they are not known."""
+        try:
+            return read_manifest(self.run.dir.data).digest
+        except GrpoError:
+            return None
 
 
 def find_sources(given: Sequence[Source]) -> tuple[list[Source], list[str]]:
@@ -104,7 +113,9 @@ def open_runs(sources: Sequence[Source]) -> tuple[list[ComparedRun], dict[str, s
             marker = FlowDir(run.path).marker()
             if marker is not None and marker.kind == "evaluation":
                 raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
-            opened.append(ComparedRun(source=source, run=run, curves=run.curves()))
+            measured = sorted({key for record in run.records for key in record.metrics})
+            keys = dict.fromkeys((*CURVE_KINDS, *measured))
+            opened.append(ComparedRun(source=source, run=run, curves=run.curves(*keys)))
         except (GrpoError, OSError) as error:
             faults[source.given] = str(error) if isinstance(error, GrpoError) else cause(error)
     if not opened:
@@ -123,7 +134,7 @@ def differing_settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...
 
 
 def name_lines(settings: Settings, runs: Sequence[Run]) -> list[str]:
-    """Return what each run is called beside its line: first what differs, `β=0.1 sync=never`.
+    """Return what each run is called beside its line: first what differs, `β 0.1 · sync never`.
 
     Runs with the same settings are told apart by their folders; where all have the same, they go by their names in MLflow.
     """
@@ -146,7 +157,30 @@ def name_group(values: Mapping[str, Any]) -> str:
 
 
 def _name_of(values: Mapping[str, Any]) -> str:
-    return arm_name({key: cut(level_name(key, value), NAMED_CHARACTERS) for key, value in values.items() if value != ABSENT})
+    known = {key: cut(level_name(key, value), NAMED_CHARACTERS) for key, value in values.items() if value != ABSENT}
+    return arm_name(known)
+
+
+def with_looks(opened: Sequence[ComparedRun], settings: Settings) -> tuple[ComparedRun, ...]:
+    """Return runs with names and looks: one colour a setting, one dash a seed.
+
+    Where all have one setting, each has a colour; of runs with the same setting and seed, each has a dash.
+    """
+    labels = name_lines(settings, [one.run for one in opened])
+    keys = [tuple(repr(values[at]) for key, values in settings.items() if key != SEED) for at in range(len(opened))]
+    seeds = sorted({one.run.config.training.seed for one in opened})
+    colours = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    names = [name_group({key: values[at] for key, values in settings.items() if key != SEED}) for at in range(len(opened))]
+    titles = dict(zip(colours, numbered([names[keys.index(key)] for key in colours]), strict=True))
+    taken, found = set[tuple[Any, int]](), list[ComparedRun]()
+    for at, (one, key, label) in enumerate(zip(opened, keys, labels, strict=True)):
+        dash = seeds.index(one.run.config.training.seed)
+        while (key, dash) in taken:
+            dash += 1
+        taken.add((key, dash))
+        colour = colours[key] if len(colours) > 1 else at
+        found.append(replace(one, label=label, setting=titles[key], colour=colour, dash=DASHES[dash % len(DASHES)]))
+    return tuple(found)
 
 
 def numbered(names: Sequence[str]) -> list[str]:

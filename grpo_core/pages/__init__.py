@@ -1,23 +1,16 @@
-"""An HTML page as all of the project's are: sections of words, pictures and tables; one file, which needs no network."""
+"""An HTML page as all of the project's are: sections of words and tables; one file, which needs no network."""
 
-import base64
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from grpo_core.text import visible
+from grpo_core.text import for_terminal, visible
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-DPI = 120
-STYLE: Any = {"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": "small"}
-"""Of matplotlib's pictures."""
 WORDY = frozenset(
     [
         *("levels", "between", "minus setting", "parameter", "outcome", "state", "why", "run dir", "MLflow run"),
@@ -43,14 +36,6 @@ class Table:
         return frozenset(index for index, name in enumerate(self.head) if name in WORDY or index == 0)
 
 
-class Picture(NamedTuple):
-    """A saved PNG file."""
-
-    data: str
-    """As a data URI."""
-    alt: str
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading, what it says, and what it shows.
@@ -62,26 +47,6 @@ class Section:
     title: str
     words: Sequence[str]
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
-
-
-def save_picture(figure: "Figure", path: Path, alt: str) -> Picture:
-    """Save a figure as PNG, its texts as they are: none is mathematics for what stands between dollar signs in it."""
-    from matplotlib.text import Text
-    from matplotlib.ticker import LogFormatter
-
-    powers = {
-        label
-        for panel in figure.axes
-        for axis in (panel.xaxis, panel.yaxis)
-        if isinstance(axis.get_major_formatter(), LogFormatter)
-        for label in axis.get_ticklabels(which="both")
-    }
-    for text in figure.findobj(Text):
-        if text not in powers:
-            text.set_parse_math(False)
-    figure.savefig(path, dpi=DPI)
-    return Picture("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), alt)
 
 
 def render(package: str, template: str, title: str, sections: list[Section], **values: Any) -> str:
@@ -103,8 +68,19 @@ def render(package: str, template: str, title: str, sections: list[Section], **v
         finalize=_shown,
     )
     filled = [replace(one, tables=[table for table in one.tables if table.rows]) for one in sections]
-    shown = [one for one in filled if one.words or one.pictures or one.tables]
+    shown = [one for one in filled if one.words or one.tables]
     return environment.get_template(template).render(title=title, sections=shown, **values)
+
+
+def plain_values(value: Any) -> Any:
+    """Return a value for JSON: what acts in a text is shown, passwords are not; a figure that is not finite is null."""
+    if isinstance(value, str):
+        return for_terminal(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(item) for key, item in value.items()}
+    return [plain_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def for_script(value: Any) -> str:

@@ -10,21 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas
 from numpy.typing import NDArray
 
 from grpo_core.config import run_name
-from grpo_core.run.folder import RunDir, monitor_alerts
+from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_state
 from grpo_core.types import SCHEDULE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -97,10 +94,18 @@ class Curve:
         """Return how often the metric was measured."""
         return len(self.steps)
 
-    def averaged(self, window: int) -> Floats:
-        """Return at each step the mean of the last `window` steps, of those in which the metric was measured."""
-        means = [self.values[(self.steps > step - window) & (self.steps <= step)].mean() for step in self.steps]
-        return np.asarray(means, dtype=float)
+    def points(self, most: int) -> dict[str, list[Any]]:
+        """Return steps, values and, where known, low and high as lists for a page.
+
+        Of more than `most` points, the least and the greatest of each stretch, and both ends.
+        """
+        kept = np.arange(len(self)) if len(self) <= most else np.flatnonzero(np.isfinite(self.values))
+        if len(kept) > most:
+            stretches = np.array_split(kept, most // 2 - 1)
+            ends = [stretch[pick(self.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
+            kept = np.unique([*kept[:1], *ends, *kept[-1:]])
+        parts = {"steps": self.steps, "values": self.values, "low": self.low, "high": self.high}
+        return {name: part[kept].tolist() for name, part in parts.items() if part is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -308,13 +313,6 @@ class Run:
         files = [self.dir.completions_file(record.step) for record in self.records if record.kind == "step"]
         tables = [pandas.read_parquet(file) for file in files if file.exists()]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
-
-    def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
-        """Return a figure: the KL and entropy of the run (`drift`), or reward and accuracy, over steps."""
-        from grpo_core.run.figures import drift_figure, reward_figure
-
-        alarms = {alert.step for alert in monitor_alerts(self.dir)}
-        return {"drift": drift_figure, "reward": reward_figure}[what](self.records, alarms)
 
     def curves(self, *keys: str) -> RunCurves:
         """Return metrics as arrays over steps, with the syncs: those of reports and `grpo compare`, or the named ones."""

@@ -17,6 +17,8 @@ from grpo_core.run.folder import RunDir
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
 SHOWN = 160
+HEAD, TAIL = 400, 200
+"""Characters of a longer completion that a page shows, from its beginning and its end; of a prompt the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,12 @@ class Group:
         """Return `5 of 8 right`; empty where right and wrong are not known."""
         right = [one.is_right for one in self.completions if one.is_right is not None]
         return f"{sum(right)} of {len(right)} right" if right else ""
+
+
+def shortened(text: str) -> tuple[str, int]:
+    """Return as much of a text as a page shows, and its length in characters, 0 where that is the whole text."""
+    is_whole = len(text) <= HEAD + TAIL
+    return (text, 0) if is_whole else (f"{text[:HEAD]}\n[…]\n{text[-TAIL:]}", len(text))
 
 
 def kept_steps(run_dir: RunDir) -> list[int]:

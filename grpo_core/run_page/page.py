@@ -5,7 +5,7 @@ few steps, the first and the last among them, as many prompts of each as fit.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +17,11 @@ from grpo_core.config.names import reward_name
 from grpo_core.config.origin import flatten
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS, find_metric
-from grpo_core.pages import for_script, render
+from grpo_core.pages import for_script, plain_values, render
 from grpo_core.run.curves import Curve, Run, read_places
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
-from grpo_core.run.samples import frozen_questions, kept_steps, read_groups
+from grpo_core.run.samples import HEAD, TAIL, frozen_questions, kept_steps, read_groups, shortened
 from grpo_core.run.summary import compare_evaluations, raised_alerts
 from grpo_core.text import for_terminal
 
@@ -36,7 +36,6 @@ HELD_OUT = ("eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy
 MOST_PROBES = 16
 MOST_POINTS = 26_000  # of all curves together: those of 1,000 steps are whole
 MOST_STEPS, SAMPLE_BYTES = 20, 280_000  # steps of which completions are shown, and how much room they share
-HEAD, TAIL = 400, 200  # characters of a longer completion that are shown, from its beginning and its end; of a prompt the end
 MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
 
 
@@ -52,7 +51,7 @@ def write_page(run_dir: RunDir, places: Sequence[tuple[str, str]] = (), *, live:
         GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
         OSError: the page cannot be written.
     """
-    data = {**_plain({**page_data(Run(run_dir.path)), "places": places, "live": live}), "samples": _samples(run_dir)}
+    data = {**plain_values({**page_data(Run(run_dir.path)), "places": places, "live": live}), "samples": _samples(run_dir)}
     text = render("grpo_core.run_page", "run_page.html.j2", data["title"], [], data=Markup(for_script(data)))
     write_whole(run_dir.page, text)
 
@@ -78,7 +77,7 @@ def page_data(run: Run) -> dict[str, Any]:
         "limit": config.rollout.max_completion_tokens,
         "entropy_alarm": getattr(find_metric("policy/entropy"), "alarm", None),
         "last_steps": LAST_STEPS,
-        "curves": {key: _points(curve, most) for key, curve in found.curves.items()},
+        "curves": {key: curve.points(most) for key, curve in found.curves.items()},
         "figures": {key: _figures(curve) for key, curve in found.curves.items()},
         "sync_steps": found.syncs.steps.tolist(),
         "syncs": {"head": list(run.syncs.columns), "rows": run.syncs.tail(MOST_ROWS).to_numpy().tolist()},
@@ -113,18 +112,6 @@ def _positions(run: Run) -> dict[str, Any] | None:
     return {"rows": list(found.index), "steps": list(found.columns), "cells": found.to_numpy().tolist()}
 
 
-def _points(curve: Curve, most: int) -> dict[str, list[Any]]:
-    """Return a curve's points; of more than `most`, the least and the greatest of each stretch, and both ends."""
-    kept = np.arange(len(curve)) if len(curve) <= most else np.flatnonzero(np.isfinite(curve.values))
-    if len(kept) > most:
-        stretches = np.array_split(kept, most // 2 - 1)
-        ends = [stretch[pick(curve.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
-        kept = np.unique([*kept[:1], *ends, *kept[-1:]])
-    has_interval = curve.low is not None and curve.high is not None and curve.key.startswith("eval/")
-    lists = {"steps": curve.steps, "values": curve.values, **({"low": curve.low, "high": curve.high} if has_interval else {})}
-    return {key: values[kept].tolist() for key, values in lists.items() if values is not None}
-
-
 def _samples(run_dir: RunDir) -> dict[str, Any]:
     """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
     steps, shown = kept_steps(run_dir), list[Any]()
@@ -151,23 +138,11 @@ def _cards(run_dir: RunDir, step: int) -> tuple[list[Any], Sequence[int]]:
     for group in groups:
         rows = Counter(
             (
-                one.text if len(one.text) <= HEAD + TAIL else f"{one.text[:HEAD]}\n[…]\n{one.text[-TAIL:]}",
-                len(one.text) if len(one.text) > HEAD + TAIL else 0,
+                *shortened(one.text),
                 *(one.tokens, one.reward, one.advantage, one.truncated, one.is_right, tuple(one.by_function.values())),
             )
             for one in group.completions
         )
         about = {"prompt": group.end[-HEAD:], "answer": group.answer and group.answer[-TAIL:], "verdict": group.verdict}
-        cards.append(_plain({**about, "rows": [(count, *row) for row, count in rows.items()]}))
+        cards.append(plain_values({**about, "rows": [(count, *row) for row, count in rows.items()]}))
     return cards, np.cumsum([len(for_script(card)) for card in cards]).tolist()
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON: what acts in a text is shown, passwords are not; a figure that is not finite is null."""
-    if isinstance(value, str):
-        return for_terminal(value)
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,5 @@
 """The page of `grpo compare` in a real Chromium, opened from its file; and the command itself."""
 
-import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 from tests.compared import step_figures, write_compared
 from tests.security.browser import Browser, chromium, running_browser
 from tests.support.commands import grpo
+from tests.unit.test_run_page import REWARDS, write_table
 
 HOSTILE = "<img src=x onerror=document.title='attacked'>"
 DRAWN = "document.body.dataset.drawn === 'yes'"
-CHART = "document.querySelectorAll('.chart > div')[{}]"
+SETTINGS = {"rewards": REWARDS, "rollout.group_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,12 @@ def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> N
     assert (folder / page).read_text().startswith("<!DOCTYPE html>")
 
 
+def test_of_one_run_the_page_is_its_own(folder: Path) -> None:
+    done = grpo("compare", "zero", cwd=folder)
+    assert done.stdout.splitlines()[-1] == "zero/index.html"
+    assert "What the model wrote" in (folder / "zero" / "index.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,74 +66,124 @@ def test_what_cannot_be_compared_is_refused(folder: Path, arguments: list[str], 
 
 @pytest.fixture(scope="module")
 def opened(folder: Path) -> Iterator[tuple[Browser, dict[str, Any]]]:
-    """A browser with the page of four runs, one with a hostile name, and the JSON document of the same runs."""
+    """A browser with the page of two settings with two seeds and two runs with a hostile name; and the document of the same."""
     if chromium() is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
-    for name in (HOSTILE, "again"):  # with the same settings they are told apart by their folders
-        write_compared(folder / name, {"loss.beta": 0.1, "tracking.run_name": HOSTILE})
-    done = grpo("compare", "zero", "small", HOSTILE, "again", "--out", "page", "--json", cwd=folder)
+    runs = {
+        f"{name}{seed}": {"loss.beta": beta, "training.seed": seed}
+        for name, beta in (("b", 0.0), ("c", 0.04))
+        for seed in (0, 1)
+    }
+    runs |= {
+        name: {"loss.beta": 0.1, "tracking.run_name": HOSTILE} for name in (HOSTILE, "again")
+    }  # told apart by their folders
+    for name, changes in runs.items():
+        made = write_compared(folder / name, SETTINGS | changes | {"reference.sync_steps": 4 if name[0] == "c" else None})
+        write_table(made, 1)
+        write_table(made, 12, texts=("1", "2", HOSTILE, f"written by {name}"))
+    done = grpo("compare", *runs, "--out", "page", "--json", cwd=folder)
     with running_browser() as browser:
         browser.open((folder / "page" / "compare.html").as_uri())
         browser.wait_for(DRAWN)
         yield browser, json.loads(done.stdout)
 
 
+def asked(browser: Browser, expression: str) -> Any:
+    """Return the value of an expression of the page."""
+    return json.loads(browser.evaluate(f"JSON.stringify({expression})"))
+
+
+def drawn(browser: Browser, key: str) -> dict[str, list[Any]]:
+    """Return what a chart draws: name of a line -> steps and values."""
+    layers = f"all().find((chart) => chart.key === '{key}').layers.map((one) => [one.title, one.steps, one.values])"
+    return {name: [steps, values] for name, steps, values in asked(browser, layers)}
+
+
 @pytest.mark.proof
 def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[str, Any]]) -> None:
     browser, document = opened
-    assert browser.evaluate("document.querySelectorAll('.chart > div svg.main-svg').length") >= 5
-    buttons = browser.evaluate("[...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title).join(', ')")
-    assert "Zoom" in buttons
-    assert "loud" not in buttons  # plotly's own button would send the figures to its servers
-    drawn = json.loads(
-        browser.evaluate(
-            f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.yaxis !== 'y2' && one.fill !== 'toself')"
-            ".map((one) => [one.name, Array.from(one.x), Array.from(one.y)]))"
-        )
-    )
+    order = ["reward/mean", "kl/ref/drift", "kl/init/drift", "kl/probe/full_init", "completion/tokens/mean", "policy/entropy"]
+    assert asked(browser, "CHARTS.map((chart) => chart.key)") == [*order, "group/zero_std_frac"]
+    for key in order:
+        curves = [(run["label"], run["curves"][key]) for run in document["runs"]]
+        assert drawn(browser, key) == {label: [curve["steps"], curve["values"]] for label, curve in curves}
     expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/drift"] for step in range(1, 13)]
-    assert document["runs"][1]["curves"]["kl/ref/drift"]["values"] == expected
-    curves = [(html.escape(run["label"], quote=False), run["curves"]["kl/ref/drift"]) for run in document["runs"]]
-    assert drawn == [[label, curve["steps"], curve["values"]] for label, curve in curves]
-    syncs = json.loads(
-        browser.evaluate(
-            f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.yaxis === 'y2')"
-            ".map((one) => [one.name, one.line.dash, one.line.color, Array.from(one.x).filter((x) => x !== null)]))"
-        )
-    )
-    assert [(name, dash) for name, dash, _, _ in syncs] == [("β 0.04 · sync 4", "dot")]
-    assert syncs[0][2] == document["runs"][1]["colour"]
-    assert sorted(set(syncs[0][3])) == [4.5, 8.5, 12.5]
+    assert drawn(browser, "kl/ref/drift")["β 0.04 · sync 4 · s0"][1] == expected
+    marks = asked(browser, "syncMarks().filter((one) => one.text.includes(' s0'))")
+    assert [mark["step"] for mark in marks] == [4.5, 8.5, 12.5]
+    assert marks[0]["text"].endswith("reference sync after step 4, KL 0.2 → 0 nats per token")
+    bells = browser.evaluate("document.querySelector('.bells').innerText")
+    assert bells.count("0.000 → 0.500") == 6
 
 
 @pytest.mark.proof
-def test_a_click_hides_a_run_with_its_syncs_and_zoom_is_kept(opened: tuple[Browser, dict[str, Any]]) -> None:
+def test_pointing_reads_every_run_in_every_chart(opened: tuple[Browser, dict[str, Any]]) -> None:
     browser, _ = opened
-    visible = f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.visible).map((one) => one.name))"
-    browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
-    browser.wait_for(f"!{visible}.includes('β 0.04')")
-    assert browser.evaluate("document.querySelectorAll('.runs button')[1].getAttribute('aria-pressed')") == "false"
-    browser.evaluate(f"Plotly.relayout({CHART.format(0)}, {{'xaxis.range[0]': 2, 'xaxis.range[1]': 6}}).then(() => 1)")
-    browser.wait_for(f"{CHART.format(3)}.layout.xaxis.range && {CHART.format(3)}.layout.xaxis.range[1] === 6")
-    browser.evaluate("window.isOld = true; location.reload()")
-    browser.wait_for(
-        f"!window.isOld && {DRAWN} && {CHART.format(1)}.layout.xaxis.range && {CHART.format(1)}.layout.xaxis.range[0] === 2"
+    browser.evaluate("hovered = 4; all().forEach(readOut)")
+    read = asked(browser, "CHARTS.map((chart) => [chart.when.textContent, chart.legend.innerText])")
+    assert {when for when, _ in read} == {"step 4"}
+    entropy = next(
+        text
+        for key, (_, text) in zip(asked(browser, "CHARTS.map((chart) => chart.key)"), read, strict=True)
+        if "entropy" in key
     )
-    assert "β 0.04" not in browser.evaluate(visible)
-    browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
-    browser.wait_for(f"{visible}.includes('β 0.04')")
+    assert entropy.split() == ["0.96"] * 6
+    assert read[1][1].count("sync 0.2 → 0") == 2
 
 
 @pytest.mark.proof
-def test_a_hostile_name_is_shown_and_does_nothing(opened: tuple[Browser, dict[str, Any]]) -> None:
+def test_a_click_hides_a_run_and_zoom_and_figures_are_kept(opened: tuple[Browser, dict[str, Any]]) -> None:
     browser, document = opened
-    assert HOSTILE in document["runs"][2]["label"]
-    chart = CHART.format(0)
-    number = browser.evaluate(
-        f"{chart}.data.findIndex((one) => one.name.includes('onerror') && one.yaxis !== 'y2' && !one.fill)"
+    hidden = document["runs"][2]["label"]
+    browser.click("document.querySelectorAll('#runs button')[2]")
+    browser.wait_for(f"!CHARTS[1].layers.some((one) => one.title === {json.dumps(hidden)})")
+    assert browser.evaluate("document.querySelectorAll('#legend button')[2].getAttribute('aria-pressed')") == "false"
+    browser.evaluate("$('more').value = 'loss/total'; $('more').dispatchEvent(new Event('change'))")
+    assert hidden not in drawn(browser, "loss/total")
+    assert (
+        drawn(browser, "loss/total")[document["runs"][0]["label"]][1] == document["runs"][0]["curves"]["loss/total"]["values"]
     )
-    browser.evaluate(f"Plotly.Fx.hover({chart}, [{{curveNumber: {number}, pointNumber: 3}}]); 1")
-    browser.wait_for(f"{chart}.querySelector('.hoverlayer').textContent.includes('<img src=x')")
+    browser.evaluate("CHARTS[0].box.scrollIntoView({block: 'center'})")
+    left, top = asked(
+        browser, "(box => [box.x, box.y + 60])(CHARTS[0].box.querySelector(':scope > svg').getBoundingClientRect())"
+    )
+    for kind, step in (("mousePressed", 2), ("mouseMoved", 6), ("mouseReleased", 6)):
+        at = left + browser.evaluate(f"CHARTS[0].x({step})")
+        browser._ask("Input.dispatchMouseEvent", type=kind, x=at, y=top, button="left", buttons=1, clickCount=1)
+    browser.wait_for("VIEW.to === 6")
+    browser.evaluate("window.isOld = true; location.reload()")
+    browser.wait_for(f"!window.isOld && {DRAWN} && VIEW.from === 2 && VIEW.to === 6")
+    assert hidden not in drawn(browser, "loss/total")
+    browser.evaluate("CHARTS[0].box.dispatchEvent(new MouseEvent('dblclick'))")
+    browser.evaluate("document.querySelectorAll('#legend button')[2].click()")
+    assert (asked(browser, "[VIEW.from, VIEW.to]"), hidden in drawn(browser, "loss/total")) == ([0, 12], True)
+
+
+@pytest.mark.proof
+def test_the_mean_of_seeds_is_a_line_a_setting(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, document = opened
+    browser.evaluate("$('means').querySelector('input').click()")
+    one, other = (run["curves"]["reward/mean"]["values"] for run in document["runs"][:2])
+    found = drawn(browser, "reward/mean")
+    assert len(found) == 3
+    assert found["β 0 · sync never, mean of 2"][1] == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+    browser.evaluate("$('means').querySelector('input').click()")
+
+
+@pytest.mark.proof
+def test_answers_stand_side_by_side_and_nothing_in_them_acts(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, document = opened
+    assert HOSTILE in document["runs"][4]["label"]
+    texts = "[...one.querySelectorAll('.text')].map((row) => row.textContent)"
+    rows = f"[...document.querySelectorAll('#cards .card')].map((one) => {texts})"
+    assert asked(browser, rows)[0][-4:] == [f"written by {name}" for name in ("b0", "c0", HOSTILE, "again")]
+    assert asked(browser, rows)[0][8:12] == [HOSTILE] * 4
+    marked = asked(
+        browser, "[...document.querySelector('#cards .card').querySelectorAll('mark')].map((one) => one.textContent)"
+    )
+    assert marked == ["c0", HOSTILE, "again"]
+    browser.evaluate("$('search').value = 'nowhere'; $('search').dispatchEvent(new Event('input'))")
+    assert asked(browser, rows) == []
     assert HOSTILE in browser.text()
-    assert browser.evaluate("document.querySelectorAll('img[onerror]').length") == 0
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
     assert browser.evaluate("document.title").startswith("Comparison")

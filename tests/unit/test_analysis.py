@@ -1,4 +1,4 @@
-"""Tables, figures, comparisons and the state of a run, from journals made by hand."""
+"""Tables, comparisons and the state of a run, from journals made by hand."""
 
 import json
 import os
@@ -10,12 +10,10 @@ from typing import Any
 
 import pandas
 import pytest
-from matplotlib import pyplot
 
 from grpo_core.evaluation.results import proportion
 from grpo_core.evaluation.runner import EvalResult
 from grpo_core.run.curves import sync_table
-from grpo_core.run.figures import drift_figure, reward_figure
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
@@ -53,17 +51,6 @@ def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:
     assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance", "cause"]
     assert (table["step"].tolist(), table["kl_before"].tolist()) == (list(SYNCS), [0.2, 0.2])
     assert table["cause"].tolist() == ["reference.sync_steps"] * 2  # a journal of a version that knew no other
-
-
-# Figures
-
-
-@pytest.mark.parametrize("draw", [reward_figure, drift_figure])
-def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw: Callable[..., Any]) -> None:
-    figure = draw(write_run(run_dir))
-    for axes in figure.axes:
-        assert {float(line.get_xdata()[0]) for line in axes.lines if list(line.get_ydata()) == [0, 1]} == {2.5, 4.5}
-    pyplot.close(figure)
 
 
 # Comparison of evaluations

@@ -1,4 +1,4 @@
-"""Several runs side by side: names, colours, settings, first differences, paired differences, page, pictures and tables."""
+"""Several runs side by side: names, colours, settings, first differences, paired differences, page, completions, tables."""
 
 import json
 import math
@@ -10,13 +10,12 @@ from typing import Any
 
 import pandas
 import pytest
-from matplotlib.image import imread
 from scipy import stats
 
 from grpo_core.compare.comparison import LENGTHS, RunComparison, compare_sources, shared_ends
 from grpo_core.compare.page import TABLES, render_comparison, write_comparison
-from grpo_core.compare.pictures import PICTURES
 from grpo_core.compare.runs import MOST_RUNS, Source
+from grpo_core.compare.samples import side_by_side
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Journal, read_journal
@@ -26,6 +25,7 @@ from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
 from tests.compared import STEPS, step_figures, write_compared
 from tests.support.pages import Page
+from tests.unit.test_run_page import LONG, REWARDS, write_table
 
 BETAS = (0.0, 0.04, 0.1)
 
@@ -79,9 +79,6 @@ def test_runs_are_named_by_what_differs_and_only_that_is_in_the_table_of_setting
     assert comparison.settings == {"loss.beta": (0.0, 0.04), "reference.sync_steps": (None, 5), "training.seed": (0, 1)}
     folders = [write_compared(tmp_path / name, steps=2).path for name in ("a/run", "b/run", "c")]
     assert [run.label.rpartition(" · ")[2] for run in compared(*folders).runs] == ["run", "run (2)", "c"]
-
-
-# Where the drift is
 
 
 # First differences
@@ -226,7 +223,7 @@ def test_too_many_runs_are_refused_and_of_a_sweep_some_are_shown(tmp_path: Path)
     assert {run.run.path.name for run in comparison.runs} == {one.name for one in folders} - {"arm-059-seed-1"}
 
 
-# Page, pictures, tables
+# Page, tables
 
 
 @pytest.mark.parametrize(
@@ -240,8 +237,6 @@ def test_short_runs_and_runs_under_way_are_drawn(
     for folders in ([run.path], [sweep[0], run.path]):
         page = write_comparison(compared(*folders), tmp_path / "out")
         assert page.read_text().startswith("<!DOCTYPE html>")
-        for picture in (tmp_path / "out").glob("*.png"):
-            assert imread(picture).shape[0] > 200
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
@@ -265,7 +260,7 @@ def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Pa
     }
     tables = [tmp_path / "out" / f"{name}.csv" for name in TABLES]
     assert all(len(pandas.read_csv(table).columns) for table in tables)  # one without rows has its columns
-    assert all((tmp_path / "out" / f"{name}.png").exists() for name in PICTURES)
+    assert set(curves["metric"]) == {key for record in records for key in record.metrics}
 
 
 def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_path: Path) -> None:
@@ -279,16 +274,86 @@ def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_p
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[2J\u202e${1}`%{x}"
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """Return what the script of a page is given."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found)
+
+
 def test_a_hostile_name_is_text(tmp_path: Path) -> None:
     runs = [write_compared(tmp_path / name, {"tracking.run_name": HOSTILE}, steps=2).path for name in ("a", "<b>")]
     page = render_comparison(compared(*runs, title=HOSTILE))
     read = Page(page)
     assert "img" not in read.tags
     assert not [name for name in read.attributes if name.startswith("on")]
-    assert (read.tags.count("script"), "{{7*7}}" in read.text, "\x1b" in page[: page.index("/**")]) == (3, True, False)
-    data = re.search(r'<script type="application/json" id="comparison">(.*?)</script>', page, re.DOTALL)
-    assert data is not None
-    assert json.loads(data[1])["document"]["runs"][0]["name"] == HOSTILE
+    assert (read.tags.count("script"), "{{7*7}}" in read.text, "\x1b" in page) == (2, True, False)
+    assert data_of(page)["runs"][0]["name"] == HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
     # It asks for nothing from a network.
     assert not {"src", "href"} & read.attributes.keys()
     assert any("default-src 'none'" in content for content in read.attributes["content"])
+
+
+def test_every_figure_of_the_page_is_the_journals_in_the_order_in_which_people_look(sweep: list[Path], tmp_path: Path) -> None:
+    file = write_comparison(compared(*sweep), tmp_path / "out")
+    data, page = data_of(file.read_text()), Page(file.read_text())
+    for folder, run in zip(sweep, data["runs"], strict=True):
+        records = read_journal(folder / "journal.jsonl")
+        assert run["curves"].keys() == {key for record in records for key in record.metrics}
+        for key, curve in run["curves"].items():
+            measured = [(record.step, record.metrics[key]) for record in records if key in record.metrics]
+            assert list(zip(curve["steps"], curve["values"], strict=True)) == measured, key
+        ends = [record.metrics["reward/mean"] for record in records if record.kind == "step"][-LAST_STEPS:]
+        row = page.text[page.text.index(str(folder)) - 120 : page.text.index(str(folder))]
+        assert f"{math.fsum(ends) / LAST_STEPS:.3f}" in row
+    assert "0.000 → 0.750" in page.text  # beta 0.1, seed 1: three of four right
+    # One colour a setting, one dash a seed.
+    assert [run["colour"] for run in data["runs"]] == [0, 0, 1, 1, 2, 2]
+    assert [run["dash"] for run in data["runs"]] == ["solid", "dash"] * 3
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert [one for one in ids if one in {"runs", "legend", "charts", "others", "samples", "details"}] == [
+        *("runs", "legend", "charts", "others", "samples", "details")
+    ]
+    assert page.tags.count("details") >= 4
+
+
+def test_many_long_curves_are_thinned_and_the_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_compared(tmp_path / "run", figures={5: {"reward/mean": 9.0}}, steps=60)
+    monkeypatch.setattr("grpo_core.compare.page.MOST_POINTS", 100)
+    data = data_of(render_comparison(compared(run.path)))
+    assert all(len(curve["steps"]) <= 16 for curve in data["runs"][0]["curves"].values())
+    assert max(data["runs"][0]["curves"]["reward/mean"]["values"]) == 9.0
+
+
+def test_completions_stand_side_by_side_where_seed_and_prompts_are_the_same(tmp_path: Path) -> None:
+    """Witness: the tables of completions."""
+    runs = [
+        write_compared(tmp_path / name, {"rewards": REWARDS, "rollout.group_size": 4} | changes, prompts=prompts)
+        for name, changes, prompts in (
+            ("zero", {"loss.beta": 0.0}, "2 + 2 = "),
+            ("one", {"loss.beta": 0.1}, "2 + 2 = "),
+            ("seed", {"loss.beta": 0.1, "training.seed": 1}, "2 + 2 = "),
+            ("prompts", {"loss.beta": 0.2}, "3 + 3 = "),
+        )
+    ]
+    for run in runs:
+        write_table(run, 1)
+        write_table(run, 12, texts=("1", f"2{run.path.name}", LONG, f"{LONG}{run.path.name}{LONG}"))
+    write_table(runs[0], 7)  # the others have not kept it
+    samples, notes = side_by_side(compared(*(run.path for run in runs)).runs)
+    (part,) = samples
+    assert (part["seed"], part["runs"], [step["step"] for step in part["steps"]]) == (0, [0, 1], [1, 12])
+    assert notes == ["with the seed, prompts and sampler of no other run: β 0.1 · s1, β 0.2 · s0"]
+    tables = [pandas.read_parquet(run.completions_file(12)) for run in runs[:2]]
+    for number, card in enumerate(part["steps"][1]["cards"]):
+        for index, row in enumerate(card["rows"]):
+            at = 4 * number + index
+            assert [one[3] for one in row] == [table["reward"][at] for table in tables]
+            assert [one[0][:3] for one in row] == [table["completion"][at][:3] for table in tables]
+            is_same = tables[0]["completion"][at] == tables[1]["completion"][at]
+            assert (row[0][6], row[1][6] is None) == (None, is_same)
+    second, *_, fourth = part["steps"][1]["cards"][0]["rows"][1:]
+    assert (second[1][0], second[1][6]) == ("2one", 1)  # from its second character on
+    assert fourth[1][6] == len(fourth[1][0])  # what differs is in the part that is left out
+    assert part["steps"][0]["total"] == len(part["steps"][0]["cards"]) == 4
+    other_seed = side_by_side(compared(runs[0].path, runs[2].path).runs)
+    assert other_seed == ([], ["with the seed, prompts and sampler of no other run: β 0 · s0, β 0.1 · s1"])

@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
-from grpo_core.pages import save_picture
 from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.schema import SweepConfig
 from grpo_core.sweep.statistics.runs import SweepRuns
@@ -55,17 +52,3 @@ def test_the_page_and_the_words_hold_no_tag_and_no_order_of_a_level(tmp_path: Pa
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
     assert all(visible(level) in page.text for level in LEVELS)
     assert all(line.isprintable() for line in lines)
-
-
-def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such(tmp_path: Path) -> None:
-    figure = Figure()
-    axes = figure.subplots()
-    axes.plot([1, 1000], [1, 2], label="$\\frac$")
-    axes.set_xscale("log")
-    axes.set(title="$x$ $\\nonsense$", ylabel="$y$")
-    axes.set_yticks([1, 2], LEVELS[:1] * 2)
-    figure.legend()
-    save_picture(figure, tmp_path / "figure.png", "")
-    read_as_formulas = {text.get_text() for text in figure.findobj(Text) if text.get_parse_math()}
-    assert read_as_formulas
-    assert all("mathdefault" in text for text in read_as_formulas if text)

@@ -15,7 +15,7 @@ from grpo_core.run.curves import Curve
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Record, encode, read_journal
 from grpo_core.run.samples import kept_steps, read_groups, samples_table
-from grpo_core.run_page.page import _cards, _figures, _points, write_page
+from grpo_core.run_page.page import _cards, _figures, write_page
 from tests.compared import step_figures, write_compared
 from tests.support.pages import Page
 
@@ -159,14 +159,14 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
 def test_a_long_curve_is_thinned_and_its_figures_are_of_all_steps(tmp_path: Path) -> None:
     curve = Curve(key="reward/mean", steps=np.arange(1, 5001), values=np.where(np.arange(5000) % 5 == 0, np.nan, 0.5))
     curve.values[2500] = 9.0
-    points, figures = _points(curve, 100), _figures(curve)
+    points, figures = curve.points(100), _figures(curve)
     assert len(points["values"]) <= 100
     assert max(points["values"]) == 9.0
     assert all(map(np.isfinite, points["values"]))
     assert (figures["recent"], figures["early"], figures["sum"]) == (0.5, 0.5, 0.5 * 4000 + 9.0)
     unknown = Curve(key="reward/mean", steps=curve.steps, values=np.full(5000, np.nan))
     unknown.values[17] = 2.0
-    assert _points(unknown, 100) == {"steps": [18], "values": [2.0]}
+    assert unknown.points(100) == {"steps": [18], "values": [2.0]}
     (run_dir := RunDir(tmp_path)).completions.mkdir()
     run_dir.completions_file(3).write_bytes(b"no table")
     (run_dir.completions / "step_000010 (copy).parquet").touch()

@@ -27,6 +27,7 @@ import pandas
 import yaml
 
 from grpo_core.metrics import find_metric
+from grpo_core.run.curves import CURVE_KINDS
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).with_name("data")
@@ -223,9 +224,20 @@ def collect(folder: Path, report: Any, comparison: Any) -> dict[str, Any]:
         "run_report": clean_facts(folder, facts),
         "sweep": {"answer": report["answer"], **keyed([*results, *table_figures(sweep, "report/*.parquet")])},
         "sweep_report": clean_facts(folder, page.facts),
-        "comparison": dict(flat(comparison)),
+        "comparison": dict(flat(reported(comparison))),
         "card": clean_facts(folder, markdown_facts((folder / "runs" / "exports" / "one" / "README.md").read_text())),
     }
+
+
+def reported(comparison: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison without metrics of which only the journal is recorded."""
+
+    def known(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: values[key] for key in CURVE_KINDS if key in values}
+
+    runs = [{**run, "curves": known(run["curves"])} for run in comparison["runs"]]
+    runs = [{key: value for key, value in run.items() if key != "setting"} for run in runs]
+    return {**comparison, "metrics": known(comparison["metrics"]), "runs": runs}
 
 
 def keyed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
