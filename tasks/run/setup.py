@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
-from grpo_core.config.derived import Repeatability, code_in, repeatability, weight_shards
+from grpo_core.config.derived import code_in, repeatability, weight_shards
 from grpo_core.config.origin import Resolved
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
@@ -202,15 +202,10 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
     changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    for line in (*changes, f"the run repeats {_promise(original, config).what}"):
+    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
+    for line in (*changes, f"the run repeats {repeatability(base, sessions).what}"):
         say(line)
     return run_dir.path
-
-
-def _promise(original: RunDir, config: RunConfig) -> Repeatability:
-    """Return how far a run is repeated with a configuration."""
-    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
-    return repeatability(original.read_config(), sessions)
 
 
 def _last_processes(original: RunDir, config: RunConfig) -> dict[str, int]:
