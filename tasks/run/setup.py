@@ -28,10 +28,10 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, folder_and_step, take_over
+from grpo_core.run.fit import require_places
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
-from grpo_core.run.places import require_places
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from tasks.deployment_limits import check_root, hide_contents, load_allowed, refuse_code
