@@ -259,10 +259,10 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
 def reference_figures(state: TrainingState, sync: RefSync | None, distance: float | None) -> Figures:
     """Return the `ref/*` figures of the step that ends in `state`; the distance is None where it was not measured."""
     figures = {
-        "ref/kl_before_sync": sync and sync.kl_before,
-        "ref/kl_after_sync": sync and sync.kl_after,
-        "ref/compression_error": sync and sync.compression_error,
-        "ref/compression_bound": sync and sync.compression_bound,
+        "ref/kl_before_sync": sync.kl_before if sync else None,
+        "ref/kl_after_sync": sync.kl_after if sync else None,
+        "ref/compression_error": sync.compression_error if sync else None,
+        "ref/compression_bound": sync.compression_bound if sync else None,
         "ref/param_distance": distance,
         "ref/synced": float(sync is not None),
         "ref/sync_count": float(state.sync_count),
