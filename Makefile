@@ -107,7 +107,6 @@ site: setup  ## the documentation as a site, build/site/index.html: opened and s
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 docs: setup  ## regenerate what the documentation takes from the code
-	$(BIN)/python -m grpo_core.metrics > METRICS.md
 	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py tests/contracts/test_architecture.py
 
 pictures: setup  ## make the pictures of the README again: real runs, real servers, Chromium (ARGS="--steps 20 --out FOLDER")

@@ -4,7 +4,6 @@
     |- ConfigError       a key, a value or a combination of keys is refused
     |- DataError         prompts cannot be read, mapped or frozen
     |- ModelError        a policy cannot be found or loaded
-    |- InitialPolicyError  no copy of a run's initial policy is left
     |- DeviceError       a GPU is in use by another process
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
@@ -54,10 +53,6 @@ class DataError(GrpoError, ValueError):
 
 class ModelError(GrpoError, ValueError):
     """A model id, path or architecture cannot be used."""
-
-
-class InitialPolicyError(GrpoError, ValueError):
-    """Neither of the two copies of a run's initial policy has the digest that its checkpoints name."""
 
 
 class DeviceError(GrpoError):

@@ -141,12 +141,12 @@ def for_link(address: str) -> str:
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     r"""Return a table of cells that are Markdown already; in a table a bar ends a cell, also inside code.
 
-    >>> print(markdown_table(["Key", "Values"], [["`a`", "1 | 2"]]))
+    >>> print(markdown_table(["Key", "Values"], [["`a|b`", r"1 | 2 \| 3"]]))
     | Key | Values |
     |---|---|
-    | `a` | 1 \| 2 |
+    | `a\|b` | 1 \| 2 \| 3 |
     """
-    lines = [head, *([cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows)]
+    lines = [head, *([re.sub(r"(?<!\\)((?:\\\\)*)\|", r"\1\\|", cell).replace("\n", " ") for cell in row] for row in rows)]
     first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([first, "|---" * len(head) + "|", *others])
 

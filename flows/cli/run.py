@@ -240,7 +240,7 @@ def join(
     run_dir: Annotated[Path, typer.Argument(help="The run, whose folder all nodes share.", parser=run_path, metavar="RUN")],
 ) -> None:
     """Start this node's processes of a training on several nodes, once `grpo train` on the first one has come to it."""
-    from grpo_core.training.joining import join as become_launcher
+    from grpo_core.parallel.launch import join as become_launcher
 
     echo(f"{'folder':10}{run_dir}")
     become_launcher(RunDir(run_dir))
@@ -367,7 +367,7 @@ def sweep(
 
 def _require_runs(plan: Plan, folders: tuple[str, ...] = ()) -> None:
     """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
-    from grpo_core.run.places import require_places
+    from grpo_core.run.fit import require_places
     from grpo_core.run.preflight import require_start
 
     if plan.sweep.runs.where == "local":

@@ -28,6 +28,7 @@ from grpo_core.interop.trl_export import trl_arguments, updates_per_step
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
+from grpo_core.training.ending import is_every
 from grpo_core.training.loop import conclude, write_completions
 from grpo_core.training.measure import Clock
 from grpo_core.training.probe import Probed
@@ -158,7 +159,7 @@ class Observer(TrainerCallback):  # type: ignore[misc]
         if len(self._reports) + 1 < updates_per_step(self.session.config):
             return
         with self._clock("sync"), self._evaluating():
-            is_due = reference.is_due(self.step, session.config.reference.sync_steps)
+            is_due = is_every(session.config.reference.sync_steps, self.step)
             self._distance = distance_from_reference(session, self.step, SCHEDULE if is_due else None)
             if is_due:
                 reference.leave_initial()

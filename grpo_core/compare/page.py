@@ -28,8 +28,8 @@ from grpo_core.compare.comparison import (
     shared_ends,
 )
 from grpo_core.compare.runs import ComparedRun, Source, begun_runs
-from grpo_core.config.spelling import level_name
 from grpo_core.compare.samples import side_by_side
+from grpo_core.config.spelling import level_name
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.metrics import LAST_STEPS

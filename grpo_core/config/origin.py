@@ -53,10 +53,6 @@ class Resolved(Origin):
     config: RunConfig
 
 
-_LOADED: dict[str, Resolved] = {}
-"""By content of the file and overrides: one process names a run, checks it and makes its folder."""
-
-
 def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> Resolved:
     """Return the validated configuration of a YAML file or preset (None = all defaults), overrides last.
 
@@ -69,13 +65,6 @@ def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable
     """
     changes, file = as_overrides(overrides or {}), None if path is None else find_config(path)
     values = {} if file is None else read_beside(file)
-    key = repr((file, values, changes))
-    if key not in _LOADED:
-        _LOADED[key] = _resolve(file, values, changes)
-    return _LOADED[key]
-
-
-def _resolve(file: Path | None, values: Mapping[str, Any], changes: Mapping[str, Any]) -> Resolved:
     config = validate_config(apply_overrides(values, changes))
     try:
         preset: RunConfig | None = validate_config(values) if changes else config

@@ -1,6 +1,7 @@
 """The model card of an export: front matter for the hub, and what is known of the policy, every figure with its error.
 
-All text of users, models and data is shown as text (`text.py`), without passwords and without folders of this machine.
+Its words are in `card.md.j2`. All text of users, models and data is shown as text (`text.py`), without passwords and without
+folders of this machine.
 """
 
 import json
@@ -9,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
@@ -18,11 +19,13 @@ from grpo_core.export.choice import ExportPlan
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.policy.lora.facts import START
 from grpo_core.policy.sources.find import MADE_HERE, folder_of
-from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.provenance import sources_of
 from grpo_core.run.summary import compare_evaluations
 from grpo_core.text import for_code, for_markdown, markdown_table, redact_uri
+
+if TYPE_CHECKING:
+    import jinja2
 
 FILE, HUB = "file:", "hub:"
 _FOLDERS = re.compile(r"(?:(?<=file:)|(?<![\w<./:~-]))(?:~[\w.-]*)?/(?:[^\s/'\"<>|]+/)+")
@@ -195,29 +198,57 @@ def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]
         history: of the run's journal.
         notes: what its user has to know.
     """
-    run_dir, step = plan.run_dir, plan.step
+    run_dir, config, step = plan.run_dir, plan.config, plan.step
     origin, facts = run_dir.read_origin(), run_dir.read_provenance()
-    title = f"{run_name(plan.config, origin)}, step {step}"
+    title = f"{run_name(config, origin)}, step {step}"
     drift, evaluations = drift_of(history, step), evaluations_of(history, step)
-    sections = {
-        "What it is": _what(plan, origin),
-        "Use": _use(plan, notes),
-        "Evaluation": _evaluation(run_dir, evaluations, step),
-        "Drift": _drift(plan, history, drift),
-        "Configuration": _configuration(plan.config, origin),
-        "Data and weights": _digests(plan, facts),
-        "Reproduce": _reproduce(run_dir, facts),
-        "Versions": _versions(facts),
-    }
-    body = [line for heading, lines in sections.items() for line in ("", f"## {heading}", "", *lines)]
+    evaluated = any(one.policy is not None for one in evaluations)
+    paired = compare_evaluations(run_dir) if evaluated else None
+    steps = {record.step: record.metrics for record in history if record.kind == "step" and record.step <= step}
     keys = ("data_digest", "model_digest", "adapter_digest", "config_digest")
+    text = _template().render(
+        plan=plan,
+        config=config,
+        state=plan.state,
+        origin=origin,
+        facts=facts,
+        notes=notes,
+        title=title,
+        front_matter=front_matter(plan),
+        base=hub_id(config.model.source) or "FOLDER_OF_THE_BASE",
+        adapter=sources_of(config).get(START),
+        folder=run_dir.path.resolve().name,
+        evaluated=evaluated,
+        paired=paired if paired and paired.step == step else None,
+        measured=[one.key for one in drift],
+        last={at: metrics["kl/ref/drift"] for at, metrics in [*steps.items()][-LAST_STEPS:]},
+        evaluations=_evaluations(evaluations, step),
+        drift=_drifts(drift),
+        configuration=_configuration(config, origin),
+        versions=_versions(facts),
+    )
     return Card(
-        text="\n".join([front_matter(plan), f"# {for_markdown(public_text(title))}", *body, ""]),
+        text=text,
         title=public_text(title),
         drift=tuple(drift),
         evaluations=tuple(evaluations),
         digests={key: str(facts[key]) for key in keys if facts.get(key)},
     )
+
+
+def _template() -> "jinja2.Template":
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        autoescape=False,  # it is Markdown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"text": _text, "code": _code, "source": public_source}
+    return environment.get_template("card.md.j2")
 
 
 def front_matter(plan: ExportPlan) -> str:
@@ -237,56 +268,7 @@ def front_matter(plan: ExportPlan) -> str:
     return f"---\n{facts.to_yaml()}\n---\n"
 
 
-def _what(plan: ExportPlan, origin: Origin) -> list[str]:
-    config, state = plan.config, plan.state
-    merged = "merged weights" if config.model.lora else "weights"
-    form = "the adapter alone" if plan.form == "adapter" else f"{merged} in {plan.dtype}"
-    is_best = state.best_step == state.step and state.best_accuracy is not None
-    last_sync = f", the last after step {state.last_sync_step}" if state.sync_count else ""
-    return [
-        f"A policy trained with GRPO (arXiv:2402.03300) by grpo-flow: {_code(public_source(config.model.source))} "
-        f"on {_code(public_source(config.data.source))}, preset {_text(origin.preset)}.",
-        "",
-        f"- saved after step {state.step} of {config.training.steps} ({state.optimizer_step} optimizer steps, "
-        f"{state.tokens} completion tokens){'; the best of the evaluated steps so far' if is_best else ''}",
-        f"- trained: {'a LoRA adapter' if config.model.lora else 'all weights'}; exported: {form}",
-        f"- {state.sync_count} reference synchronisation(s){last_sync}",
-        "- rewards: " + ", ".join(f"{_code(reward.fn)} (weight {reward.weight:g})" for reward in config.rewards),
-        *(f"- {_text(key)}: {_text(value)}" for key, value in config.tracking.labels.items()),
-    ]
-
-
-def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
-    base = hub_id(plan.config.model.source) or "FOLDER_OF_THE_BASE"
-    if plan.form == "adapter":
-        code = [
-            "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
-            'model = PeftModel.from_pretrained(base, "FOLDER")',
-        ]
-        serve = f"vllm serve {base} --enable-lora --lora-modules grpo=FOLDER"
-    else:
-        code = [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("FOLDER", dtype="auto")',
-        ]
-        serve = "vllm serve FOLDER"
-    code.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
-    data = plan.config.data
-    template = "with the tokenizer's chat template" if data.chat_template else "as plain text, without a chat template"
-    system = " and a system prompt (below)" if data.system_prompt else ""
-    return [
-        *("```python", *code, "```", ""),
-        f"Prompts were given {template}{system}; sampling was at temperature "
-        f"{plan.config.rollout.temperature:g}, computed in {plan.config.model.dtype}. vLLM: {for_code(serve)}.",
-        *(["", *(f"- **{_text(note)}**" for note in notes)] if notes else []),
-    ]
-
-
-def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) -> list[str]:
+def _evaluations(evaluations: Sequence[Evaluated], step: int) -> str:
     rows = [
         [
             _code(one.set_name),
@@ -297,37 +279,18 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
         ]
         for one in evaluations
     ]
-    lines = [markdown_table(["Set", "Prompts", "Figure", "Base", f"Step {step}"], rows)] if rows else []
-    if all(one.policy is None for one in evaluations):
-        return [f"The policy after step {step} was not evaluated.", "", *lines]
-    paired = compare_evaluations(run_dir)
-    if paired is not None and paired.step == step:
-        lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
-        lines += ["", f"Greedy answers: {paired.changes}."]
-    return [*lines, "", "In brackets: 95 % intervals over prompts, for new ones."]
+    return _table(["Set", "Prompts", "Figure", "Base", f"Step {step}"], rows)
 
 
-def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) -> list[str]:
-    if not drift:
-        return ["Not measured."]
+def _drifts(drift: Sequence[Drift]) -> str:
     rows = [
         [_code(one.key), one.what, f"{one.value:.4g}", "" if one.error is None else f"{one.error:.2g}", str(one.policy_step)]
         for one in drift
     ]
-    head = ["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"]
-    lines = [markdown_table(head, rows), ""]
-    steps = {record.step: record.metrics for record in history if record.kind == "step" and record.step <= plan.step}
-    last = {step: metrics["kl/ref/drift"] for step, metrics in [*steps.items()][-LAST_STEPS:]}
-    if last:
-        lines.append(f"Mean of `kl/ref/drift` over steps {min(last)} to {max(last)}: {sum(last.values()) / len(last):.4g}.")
-    if not any(one.key == "kl/init/drift" for one in drift) and not plan.state.sync_count:
-        lines.append("No synchronisation had taken place: the reference is the initial policy.")
-    if not any(one.key == "kl/probe/full" for one in drift):
-        lines.append("The exact KL on fixed prompts was not measured (`probe.every_steps`).")
-    return [*lines, "Each step is measured before its update, on completions of the policy that the step before has left."]
+    return _table(["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"], rows)
 
 
-def _configuration(config: RunConfig, origin: Origin) -> list[str]:
+def _configuration(config: RunConfig, origin: Origin) -> str:
     defaults, values = flatten(RunConfig()), flatten(config)
     rows = []
     for key in dict.fromkeys((*changes_between(RunConfig(), config), *origin.changes)):
@@ -335,8 +298,7 @@ def _configuration(config: RunConfig, origin: Origin) -> list[str]:
             continue
         shown = (values[key], origin.changes[key][0] if key in origin.changes else values[key], defaults.get(key))
         rows.append([for_code(key), *(_cell(key, value) for value in shown)])
-    head = ["Key", "This run", f"Preset {_text(origin.preset)}", "Default"]
-    return [markdown_table(head, rows)] if rows else ["Every key has its default."]
+    return _table(["Key", "This run", f"Preset {_text(origin.preset)}", "Default"], rows)
 
 
 def _cell(key: str, value: Any) -> str:
@@ -344,39 +306,14 @@ def _cell(key: str, value: Any) -> str:
     return for_markdown(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}… ({len(text)} characters)")
 
 
-def _digests(plan: ExportPlan, facts: Mapping[str, Any]) -> list[str]:
-    def digest(key: str) -> str:
-        return _code(str(facts[key])) if facts.get(key) else "not recorded"
-
-    config, start = plan.config, sources_of(plan.config).get(START)
-    weights = {"base": (config.model.source, "model_digest"), "begun with the adapter": (start, "adapter_digest")}
-    return [
-        f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {digest('data_digest')}",
-        *(
-            f"- {what}: {_code(public_source(source))}, SHA-256 of its weights {digest(key)}"
-            for what, (source, key) in weights.items()
-            if source is not None
-        ),
-        f"- configuration: SHA-256 {digest('config_digest')}",
-        "- this folder: SHA-256 of each file in `grpo_export.json`",
-    ]
+def _versions(facts: Mapping[str, Any]) -> str:
+    hardware = ", ".join(map(str, facts.get("gpus") or [])) or facts.get("processor")
+    versions = {"python": facts.get("python"), **(facts.get("packages") or {}), "hardware": hardware}
+    return _table(["Package", "Version"], [[_text(name), _text(str(of))] for name, of in versions.items() if of])
 
 
-def _reproduce(run_dir: RunDir, facts: Mapping[str, Any]) -> list[str]:
-    commit, diff = facts.get("git_commit"), facts.get("git_diff_digest")
-    changes = f", with uncommitted changes (SHA-256 {_code(str(diff))})" if diff else ""
-    code = f"grpo-flow at git commit {_code(str(commit))}{changes}" if commit else "grpo-flow; its git commit was not recorded"
-    command = for_code(f"grpo reproduce {public_text(run_dir.path.resolve().name)}")
-    return [f"- code: {code}", f"- in the folder that holds the run: {command}, which compares every figure"]
-
-
-def _versions(facts: Mapping[str, Any]) -> list[str]:
-    packages = facts.get("packages") or {}
-    rows = [["python", _text(str(facts["python"]))]] if facts.get("python") else []
-    rows += [[_text(name), _text(str(version))] for name, version in packages.items()]
-    gpus = ", ".join(map(str, facts.get("gpus") or [])) or facts.get("processor")
-    rows += [["hardware", _text(str(gpus))]] if gpus else []
-    return [markdown_table(["Package", "Version"], rows)] if rows else ["Not recorded."]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return markdown_table(head, rows) if rows else ""
 
 
 def _text(text: str) -> str:

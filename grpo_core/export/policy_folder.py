@@ -31,11 +31,11 @@ from grpo_core.machine.disk import (
 )
 from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
-from grpo_core.policy.sources.find import folder_of, model_here
+from grpo_core.policy.sources.find import folder_of, model_here, weights_digest
 from grpo_core.run.flow_folder import MARKER_FILE, FlowDir, Kind, refuse_special_place, write_marker
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.provenance import BASE, find_model, other_weights, weights_here
+from grpo_core.run.provenance import BASE, DIGESTS, find_model, other_weights
 
 FORMAT = 1
 """Of the manifest."""
@@ -165,7 +165,7 @@ def _save(weights: Mapping[str, Any], dtype: Dtype, folder: Path) -> None:
 
 def _why_other_base(plan: ExportPlan, folder: Path) -> str | None:
     """Return that a model has other weights than the one on which the adapter was trained, with both digests; else None."""
-    now = weights_here(plan.config, folder)
+    now = {DIGESTS[BASE]: weights_digest(folder)}
     return other_weights(plan.run_dir.read_provenance(), plan.config, now, "on which the adapter was trained").get(BASE)
 
 

@@ -3,17 +3,13 @@
 import json
 import re
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
 from grpo_core.config.loading import dump_yaml
 from grpo_core.interop.conversion import Imported
 from grpo_core.interop.files import Unresolved
-from grpo_core.interop.roll import ROLL
-from grpo_core.interop.rules import Entry, Rule
-from grpo_core.interop.trl import TRL
-from grpo_core.interop.trl_family import OPEN_R1_OWN, VLM_R1_OWN
-from grpo_core.text import markdown_table, redact_uri
+from grpo_core.interop.rules import Entry
+from grpo_core.text import redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
 WRITE = (
@@ -111,17 +107,3 @@ def _redacted(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return "(not shown)" if SECRET.search(key) else redact_uri(value)
-
-
-def render_names() -> str:
-    """Return what every key of ours that has a counterpart is called in each system."""
-    tables = (TRL.rules, OPEN_R1_OWN, ROLL.rules, VLM_R1_OWN)
-    ours = dict.fromkeys(key for rules in tables for rule in rules for key in rule.ours.split(", ") if key)
-    return markdown_table(
-        ("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"),
-        [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours],
-    )
-
-
-def _names(key: str, rules: Sequence[Rule]) -> str:
-    return ", ".join(f"`{rule.key}`" for rule in rules if key in rule.ours.split(", "))

@@ -24,15 +24,23 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.machine.disk import remove
 from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
-from grpo_core.machine.nodes import Node, this_node
 from grpo_core.machine.process import end_with_parent, kill_itself, lifeline_from_environment, write_last_line
+from grpo_core.parallel import Node, is_first_node, this_node
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
 from grpo_core.rewards.call_guard import FRAME
-from grpo_core.run.child import POLL_SECONDS, ChildLog, call_without_end
+from grpo_core.run.child import (
+    POLL_SECONDS,
+    ChildLog,
+    call_without_end,
+    child_environment,
+    interpreter,
+    read_process_state,
+)
 from grpo_core.run.fit import will_use_gpu
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.summary import run_status
 from grpo_core.training import EVALUATE, LAUNCHER, TRAINING
 
 PATIENCE_SECONDS = 10.0
@@ -172,6 +180,29 @@ def _all_reasons(folder: Path, node: Node) -> list[Reason]:
         if node.count == 1 or time.monotonic() > deadline or (reasons and reasons[0].kind == "failed"):
             return reasons
         time.sleep(POLL_SECONDS)
+
+
+def join(run_dir: RunDir) -> None:
+    """Become the launcher of this node, once that of the first node has started; return where the run is finished.
+
+    The first node prepares what all need: the prompts and, in a cache that they share, the model.
+
+    Raises:
+        ConfigError: this is the first node.
+        FolderError: another version made the folder.
+        JournalError: the journal of the run is damaged.
+    """
+    if is_first_node():
+        raise ConfigError("PET_NODE_RANK: is 0, the first node, which starts with `grpo train`; the others join it")
+    while not run_dir.config_file.exists():
+        time.sleep(POLL_SECONDS)
+    if run_status(run_dir).state == "finished":
+        return
+    # The process ids of the first node say nothing here.
+    while (state := read_process_state(run_dir.process_file)).pid is None or state.returncode is not None:
+        time.sleep(POLL_SECONDS)
+    program = interpreter(run_dir.read_config().training.python)
+    os.execvpe(program, [program, "-m", LAUNCHER, str(run_dir.path), EVALUATE], child_environment())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from grpo_core.errors import ConfigError, TrainingError
-from grpo_core.machine.nodes import STORE_VARIABLE
+from grpo_core.parallel import STORE_VARIABLE
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo_core.errors import InitialPolicyError, ModelError, name_of, raised_as
+from grpo_core.errors import ModelError, name_of, raised_as
 from grpo_core.machine.disk import build, durable_folder, flush, flush_all, read_json, sha256_of, whole_or_gone
 from grpo_core.parallel import is_first
 from grpo_core.parallel.sharded import as_rows, full
@@ -199,24 +199,12 @@ def set_aside(checkpoint: Path) -> Path:
     return checkpoint.rename(aside)
 
 
-def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
-    """Restore `trainable` from a checkpoint and return its counters.
-
-    Raises:
-        ModelError: a file is missing, was changed since it was written, or belongs to another model. Then `trainable` is to be
-            restored from another checkpoint, or given up.
-        InitialPolicyError: no copy of the initial policy is left.
-    """
-    verify_checkpoint(checkpoint)
-    return restore(checkpoint, trainable)
-
-
 def restore(checkpoint: Path, trainable: Trainable) -> TrainingState:
-    """Do what `load_checkpoint` does, in each of the processes, with a checkpoint that one of them has verified.
+    """Restore `trainable`, in each of the processes, from a checkpoint that one of them has verified; return its counters.
 
     Raises:
-        ModelError: it belongs to another model.
-        InitialPolicyError: no copy of the initial policy is left.
+        ModelError: it belongs to another model, or no copy of the initial policy is left. Then `trainable` is to be restored
+            from another checkpoint, or given up.
     """
     state, policy, reference = read_state(checkpoint), trainable.policy, trainable.reference
     weights = policy.stored(checkpoint / POLICY_FOLDER)
@@ -283,11 +271,11 @@ def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
     """Return the initial policy of a checkpoint, which has a digest: as it is loaded already, else as it is stored beside it.
 
     Raises:
-        InitialPolicyError: neither of the two has it. It is no fault of the checkpoint that names the digest.
+        ModelError: neither of the two has it.
     """
     weights = loaded if digest_of(loaded) == digest else _stored_initial(checkpoint.parent, digest)
     if weights is None:
-        raise InitialPolicyError(
+        raise ModelError(
             f"{checkpoint.with_name(INITIAL_FILE)}: the initial policy that {checkpoint.name} needs is missing or damaged, and "
             "model.source (with an adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
         )

@@ -32,10 +32,6 @@ class Reference:
         self.error_bound = 0.0
         """How far the reference can be from one whose every sync was exact: the sum of what is left of each sync's error."""
 
-    def is_due(self, step: int, sync_steps: int | None) -> bool:
-        """Return whether the reference is synchronised after `step`."""
-        return sync_steps is not None and step % sync_steps == 0
-
     def sync(self, policy: Policy, alpha: float, step: int) -> None:
         """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
         self.leave_initial()

@@ -1,6 +1,9 @@
-"""Whether a run fits the memory of its device, and with which settings it would: smaller passes, or more GPUs."""
+"""Whether a run fits this machine: a slot and a GPU for each of its processes, and the memory of its device.
 
-from collections.abc import Callable, Iterator, Mapping
+Where the memory does not do, with which settings it would: smaller passes, or more GPUs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -8,9 +11,11 @@ from pathlib import Path
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import weight_shards
 from grpo_core.config.limits import process_limits, trl_limits
+from grpo_core.errors import ConfigError
 from grpo_core.generation.vllm.launch import server_bytes
-from grpo_core.machine.gpus import gpu_memory
+from grpo_core.machine.gpus import gpu_memory, visible_gpus
 from grpo_core.machine.hardware import CPUINFO, available_memory, has_bfloat16_kernels
+from grpo_core.machine.slots import require_slots, slot_limit
 from grpo_core.parallel import processes_here
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.memory import MemoryNeed, acting_on, changed, memory_need, states_of
@@ -158,6 +163,25 @@ def will_use_gpu(config: RunConfig) -> bool:
     """Return whether a run would take a GPU of this machine."""
     device = config.training.device
     return device == "cuda" or (device == "auto" and not version("torch").endswith("+cpu") and gpu_memory() is not None)
+
+
+def require_places(configs: Iterable[RunConfig]) -> None:
+    """Refuse runs that could never start here.
+
+    Raises:
+        ConfigError: one has more processes on this machine than there are slots, or visible GPUs for a run that uses them.
+    """
+    for config in configs:
+        count, gpus = processes_here(config.training.processes), len(visible_gpus())
+        if 0 < gpus < count and will_use_gpu(config):
+            raise ConfigError(f"training.processes: {count} on this machine take {count} GPUs, and {gpus} are visible")
+        require_slots(count)
+
+
+def runs_at_a_time(configs: Sequence[RunConfig]) -> int:
+    """Return how many of a sweep's runs have GPUs of their own here at a time; 1 where they use none."""
+    places = slot_limit() or len(visible_gpus()) if any(map(will_use_gpu, configs)) else 1
+    return max(1, places // max(config.training.processes for config in configs))
 
 
 def _spread(config: RunConfig, shape: ModelShape, available: int) -> Iterator[dict[str, int]]:

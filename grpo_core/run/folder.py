@@ -243,11 +243,6 @@ class BatchLimits:
         """Whether some steps were computed in larger passes than the next ones."""
         return self.after() != self.changes[0][1]
 
-    @property
-    def has_other_processes(self) -> bool:
-        """Whether some steps were computed by other processes than others were, or the next ones will be."""
-        return len(set(self.computed_by)) > 1
-
 
 def batch_limits(run_dir: RunDir) -> BatchLimits:
     """Return how much a run has computed at once, and will if it is resumed now.

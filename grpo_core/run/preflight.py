@@ -52,9 +52,8 @@ from grpo_core.policy.sources.find import (
     require_model,
 )
 from grpo_core.run.child import held_lifeline, interpreter, python_path
-from grpo_core.run.fit import Fit, fit_of
+from grpo_core.run.fit import Fit, fit_of, require_places
 from grpo_core.run.flow_folder import RUNS_FOLDER
-from grpo_core.run.places import require_places, require_trackers
 from grpo_core.run.sizes import (
     BYTES_PER_WEIGHT,
     ModelShape,
@@ -66,6 +65,7 @@ from grpo_core.run.sizes import (
     shape_for,
     shown_bytes,
 )
+from grpo_core.run.trackers import require_trackers
 from grpo_core.text import kept_uri
 
 CHECKED_VARIABLE = "GRPO_CHECKED"

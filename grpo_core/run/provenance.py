@@ -19,7 +19,7 @@ from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, nccl_variables, processor
 from grpo_core.policy.lora.facts import START
 from grpo_core.policy.saved import list_checkpoints, stored_initial
-from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model, weights_digest
+from grpo_core.policy.sources.find import folder_of, resolve_adapter, resolve_model, weights_digest
 from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
 
 BASE = "model.source"
@@ -50,13 +50,6 @@ def start_weights(config: RunConfig, folder: Path, digest: Callable[[Path], str]
     """
     start = sources_of(config).get(START)
     return {DIGESTS[BASE]: digest(folder), **({} if start is None else {DIGESTS[START]: digest(resolve_adapter(start))})}
-
-
-def weights_here(config: RunConfig, folder: Path, digest: Callable[[Path], str] = weights_digest) -> dict[str, str]:
-    """Return the same as `start_weights`, without the adapter where it is not on this machine."""
-    start = sources_of(config).get(START)
-    adapter = None if start is None else model_here(start)
-    return {DIGESTS[BASE]: digest(folder), **({} if adapter is None else {DIGESTS[START]: digest(adapter)})}
 
 
 def policy_digest(weights: Mapping[str, str]) -> str:
@@ -321,4 +314,4 @@ def _found(
         if stored_initial(run_dir.checkpoints) is None:
             raise
         report(f"{START}: the adapter with which this run began is not there; its copy in {run_dir.checkpoints} is used")
-        return weights_here(config, model, digest)
+        return {DIGESTS[BASE]: digest(model)}

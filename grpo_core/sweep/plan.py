@@ -17,7 +17,7 @@ from grpo_core.config.section import Section
 from grpo_core.config.spelling import arm_name
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
-from grpo_core.run.places import runs_at_a_time
+from grpo_core.run.fit import runs_at_a_time
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig

@@ -17,6 +17,11 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.run.journal import Record
 
 
+def is_every(period: int | None, step: int) -> bool:
+    """Return whether something that happens every `period` steps (None = never) happens after `step`."""
+    return period is not None and step % period == 0
+
+
 def is_over(settings: TrainingConfig, state: TrainingState) -> bool:
     """Return whether a run has had its last step: by `training.steps`, or by `training.max_tokens`."""
     return state.step >= settings.steps or state.generated_tokens >= (settings.max_tokens or math.inf)

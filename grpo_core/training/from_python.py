@@ -31,7 +31,7 @@ from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_sh
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.parallel import processes_here
-from grpo_core.policy.sources.find import weights_digest
+from grpo_core.policy.sources.find import is_made, weights_digest
 from grpo_core.run import continuing
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
@@ -80,7 +80,8 @@ class Follower:
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        self._rules = RunRules(self._run_dir, end=_end_beside)
+        # By another thread: this one notes the end of the process, for which `end_process` waits.
+        self._rules = RunRules(self._run_dir, end=lambda file: Thread(target=end_process, args=(file,), daemon=True).start())
         self._tail = JournalTail(self._run_dir.journal_file)
         records = list(self._tail.read())
         for step in [record for record in supersede(records) if record.kind == "step"][-1:]:
@@ -123,11 +124,6 @@ class Follower:
             self.bar.set_postfix({label: f"{record.metrics[key]:.3g}" for label, key in SHOWN.items() if key in record.metrics})
         elif is_alert(record):
             self.say(f"alert: {record.data.get('text')}")
-
-
-def _end_beside(process_file: Path) -> None:
-    """End a process from another thread: this one notes its end, for which `end_process` waits."""
-    Thread(target=end_process, args=(process_file,), daemon=True).start()
 
 
 logger = logging.getLogger(__name__)
@@ -271,7 +267,6 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
 
 def _prepare(run_dir: RunDir, digest: Callable[[Path], str], say: Callable[[str], None]) -> None:
     """Freeze the prompts, find the model, load the rewards once, check the disk."""
-    from grpo_core.policy.sources.find import is_made
     from grpo_core.rewards.base import load_rewards
 
     config = run_dir.read_config()

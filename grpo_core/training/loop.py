@@ -24,7 +24,7 @@ from grpo_core.rewards.bounded import judged_json
 from grpo_core.run.journal import Kind, Record, read_journal
 from grpo_core.run.reproduction import EXACT, IN_OTHER_PASSES, differences, identity
 from grpo_core.training.batch import completions_table, write_table
-from grpo_core.training.ending import is_over
+from grpo_core.training.ending import is_every, is_over
 from grpo_core.training.measure import Clock
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
@@ -79,7 +79,7 @@ def conclude(session: Session, result: StepResult) -> TrainingState:
     state = replace(result.state, skipped_updates=before + len(trailing))
     record(session, result)
     # The last step, too: otherwise the best of a run that only ever gets better would be an earlier one.
-    if every is not None and (state.step % every == 0 or is_over(config.training, state)):
+    if every is not None and (is_every(every, state.step) or is_over(config.training, state)):
         accuracy = evaluate_held_out(session, state.step)
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
@@ -143,7 +143,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     if before is None:
         return
     limits = session.batch_limits
-    tolerance = IN_OTHER_PASSES if limits.is_lowered or limits.has_other_processes else EXACT
+    tolerance = IN_OTHER_PASSES if limits.is_lowered or len(set(limits.computed_by)) > 1 else EXACT
     if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
@@ -158,8 +158,3 @@ def evaluate_held_out(session: Session, step: int) -> float:
     metrics = result.metrics()
     journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": metrics, **result.as_json()})
     return metrics[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
-
-
-def is_every(period: int | None, step: int) -> bool:
-    """Return whether something that happens every `period` steps (None = never) happens after `step`."""
-    return period is not None and step % period == 0

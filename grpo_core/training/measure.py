@@ -240,6 +240,7 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
     completion_tokens = float(rollouts.num_generated_tokens)
     prompt_tokens = float(sum(len(prompt.token_ids) for prompt in rollouts.prompts))
     seconds = {f"time/{phase}_seconds": clock.seconds[phase] for phase in ("rollout", "reward", "logps", "update", "sync")}
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # which is in KiB
     peaks = {f"memory/{phase}_gib": clock.peaks[phase] / GIB for phase in MEASURED_MEMORY if phase in clock.peaks}
     return (
         seconds
@@ -250,31 +251,23 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
             "perf/train_tokens_per_second": _rate(
                 (prompt_tokens + completion_tokens) * updates_per_row, clock.seconds["update"]
             ),
-            "perf/peak_memory_gib": max(clock.peaks.values()) / GIB if clock.peaks else _resident_peak() / GIB,
+            "perf/peak_memory_gib": (max(clock.peaks.values()) if clock.peaks else resident) / GIB,
         }
     )
 
 
 def reference_figures(state: TrainingState, sync: RefSync | None, distance: float | None) -> Figures:
     """Return the `ref/*` figures of the step that ends in `state`; the distance is None where it was not measured."""
-    return (
-        ({} if sync is None else _sync_figures(sync))
-        | ({} if distance is None else {"ref/param_distance": distance})
-        | {
-            "ref/synced": float(sync is not None),
-            "ref/sync_count": float(state.sync_count),
-            "ref/steps_since_sync": float(state.step - state.last_sync_step),
-            "ref/lag": state.reference_lag,
-        }
-    )
-
-
-def _sync_figures(sync: RefSync) -> Figures:
     figures = {
-        "ref/kl_before_sync": sync.kl_before,
-        "ref/kl_after_sync": sync.kl_after,
-        "ref/compression_error": sync.compression_error,
-        "ref/compression_bound": sync.compression_bound,
+        "ref/kl_before_sync": sync.kl_before if sync else None,
+        "ref/kl_after_sync": sync.kl_after if sync else None,
+        "ref/compression_error": sync.compression_error if sync else None,
+        "ref/compression_bound": sync.compression_bound if sync else None,
+        "ref/param_distance": distance,
+        "ref/synced": float(sync is not None),
+        "ref/sync_count": float(state.sync_count),
+        "ref/steps_since_sync": float(state.step - state.last_sync_step),
+        "ref/lag": state.reference_lag,
     }
     return {key: value for key, value in figures.items() if value is not None}
 
@@ -346,7 +339,3 @@ def _std(values: Tensor) -> OfAllRows:
 
 def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
-
-
-def _resident_peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # which is in KiB

@@ -18,6 +18,7 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import ScoredCompletions, score
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch, filter_rows, overlong_penalty
+from grpo_core.training.ending import is_every
 from grpo_core.training.measure import Clock
 from grpo_core.training.probe import Probed
 from grpo_core.training.session import Session
@@ -154,7 +155,7 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     digits, and what is trained shall not depend on what is measured. None as well where the update's first pass measures it.
     """
     settings, reference, policy = session.config.reference, session.reference, session.policy
-    if settings.kl_full_every is None or step % settings.kl_full_every:
+    if not is_every(settings.kl_full_every, step):
         return None, None
     to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.current)
     if not reference.has_moved:
@@ -166,7 +167,7 @@ def why_synced(session: Session, step: int, figures: measure.Figures) -> str | N
     """Return what asks for a sync after `step`, whose figures these are: its schedule, rules, or nothing."""
     rules, settings = session.sync_rules, session.config.reference
     alerts = rules.observe(step, figures)
-    causes = [SCHEDULE] if session.reference.is_due(step, settings.sync_steps) else []
+    causes = [SCHEDULE] if is_every(settings.sync_steps, step) else []
     causes += [alert.text for alert in alerts]
     if not causes:
         return None
@@ -214,8 +215,7 @@ def sync_reference(
 
 def probe(session: Session, step: int) -> Probed | None:
     """Return the exact drift on the fixed probe set, where `step` is due."""
-    every = session.config.probe.every_steps
-    return None if every is None or step % every else session.probe.measure()
+    return session.probe.measure() if is_every(session.config.probe.every_steps, step) else None
 
 
 def advance(

@@ -19,7 +19,7 @@ from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
 from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 from grpo_core.config import LossConfig, OptimizerConfig, RunConfig
-from grpo_core.config.derived import sampler_treatment, takes_full_kl
+from grpo_core.config.derived import is_single_update, sampler_treatment, takes_full_kl
 from grpo_core.parallel.sharded import full
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
@@ -103,11 +103,6 @@ class Updater:
         return self.config.loss
 
     @property
-    def single_update(self) -> bool:
-        """Whether the rollouts are used for one optimizer step, so that every ratio is 1."""
-        return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
-
-    @property
     def gives_full_kl(self) -> bool:
         """Whether its first pass measures the exact KL of the rollout policy to the reference."""
         return takes_full_kl(self.config) and not self.needs_old_logps
@@ -115,7 +110,7 @@ class Updater:
     @property
     def needs_old_logps(self) -> bool:
         """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
-        return not self.single_update or self.loss.kl_placement == "reward"
+        return not is_single_update(self.config) or self.loss.kl_placement == "reward"
 
     def prepare(
         self, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], old_logps: Float[Tensor, "B T"] | None

@@ -17,6 +17,7 @@ from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.machine.process import ignore_broken_pipe
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, is_alert
+from grpo_core.sweep.display import duration
 from grpo_core.text import redact_uri, visible
 from grpo_core.training.ending import share_done
 from tasks.process.context import deployed_flow_run
@@ -136,13 +137,13 @@ class Pace:
         self._recent.append(record.metrics.get("time/step_seconds", 0.0))
 
     def text(self) -> str:
-        """Return `3m12s, about 2m40s left`."""
-        elapsed = minutes(time.monotonic() - self._started)
+        """Return `3 min 12 s, about 2 min 40 s left`."""
+        elapsed = duration(time.monotonic() - self._started)
         if not self._recent:
             return f"{elapsed}, waiting for the first step"
         steps = min(self._done / self.share, self.steps) if self.share else self.steps
         left = max(steps - self._done, 0) * sum(self._recent) / len(self._recent)
-        return f"{elapsed}, about {minutes(left)} left"
+        return f"{elapsed}, about {duration(left)} left"
 
 
 def describe(record: Record, pace: Pace) -> str | None:
@@ -173,9 +174,3 @@ def describe(record: Record, pace: Pace) -> str | None:
         case _:
             return None
     return f"step {record.step}: {about}"
-
-
-def minutes(seconds: float) -> str:
-    """Return `3m12s`, or `45s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

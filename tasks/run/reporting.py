@@ -16,7 +16,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import compare_with_original
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
-from grpo_core.text import for_code, for_link, for_markdown
+from grpo_core.text import for_code, for_link, for_markdown, markdown_table
 from tasks.process.prefect_outage import prefect_may_be_away
 from tasks.tracking import TrackedRun
 from tasks.tracking.store import own_tracked
@@ -123,8 +123,8 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     completions = pandas.read_parquet(run_dir.eval / "base.parquet")
     columns = ["prompt", "completion", "answer", "score"]
     greedy = completions[completions["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
-    ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
-    sections = {"Greedy completions": table(columns, ends)}
+    ends = [[for_markdown(" ".join(str(cell).split())[-200:]) for cell in row] for row in greedy]
+    sections = {"Greedy completions": [markdown_table(columns, ends)]}
     markdown = markdown_report(tracked.name, whereabouts(tracked, "run dir", plan.run_path), facts, sections)
     write_whole(durable_folder(run_dir.report) / REPORT_FILE, markdown)
     with prefect_may_be_away(REPORT_RETRIES):
@@ -149,11 +149,3 @@ def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
     links = f"[MLflow run {run}]({for_link(tracked.address)}) · [charts of all runs]({for_link(tracked.charts_address)})"
     store = f"MLflow run {run}: {for_code(tracked.ui_command)}"
     return f"{links if tracked.has_pages else store} · {what} {for_code(str(path))}"
-
-
-def table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table, or `None.` where it has no rows."""
-    if not rows:
-        return ["None."]
-    shown = [[for_markdown(cell) for cell in row] for row in rows]
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *shown)]

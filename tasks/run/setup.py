@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
-from grpo_core.config.derived import Repeatability, code_in, repeatability, weight_shards
+from grpo_core.config.derived import code_in, repeatability, weight_shards
 from grpo_core.config.origin import Resolved
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, hold_out_all
@@ -28,10 +28,10 @@ from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
 from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, folder_and_step, take_over
+from grpo_core.run.fit import require_places
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
 from grpo_core.run.integrity import check_run, cut, find_intact
-from grpo_core.run.places import require_places
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
 from tasks.deployment_limits import check_root, hide_contents, load_allowed, refuse_code
@@ -204,15 +204,10 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         claim(run_dir.path)
     changes = [f"changed: {line}" for line in config_differences(base, config)]
     changes += [f"runs code: {code}" for code in code_in(config)]  # of somebody else's run, perhaps
-    for line in (*changes, f"the run repeats {_promise(original, config).what}"):
+    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
+    for line in (*changes, f"the run repeats {repeatability(base, sessions).what}"):
         say(line)
     return run_dir.path
-
-
-def _promise(original: RunDir, config: RunConfig) -> Repeatability:
-    """Return how far a run is repeated with a configuration."""
-    sessions = (*computed_by(check_run(original).history), (config.training.processes, weight_shards(config)))
-    return repeatability(original.read_config(), sessions)
 
 
 def _last_processes(original: RunDir, config: RunConfig) -> dict[str, int]:

@@ -17,8 +17,8 @@ from grpo_core.config.derived import starts_server
 from grpo_core.errors import SweepError
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.run.child import FOLDERS_VARIABLE, import_folders
+from grpo_core.run.fit import require_places
 from grpo_core.run.flow_folder import make_folder
-from grpo_core.run.places import require_places
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Launcher

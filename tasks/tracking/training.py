@@ -15,8 +15,8 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event, read_journal, read_records
-from grpo_core.run.places import require_trackers
 from grpo_core.run.resuming import path_argument
+from grpo_core.run.trackers import require_trackers
 from tasks.credentials import is_same_address, usable_uri
 from tasks.process.prefect_outage import was_interrupted
 from tasks.tracking.also import feeds

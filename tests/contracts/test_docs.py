@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.algorithm import gradients
-from grpo_core.config import RunConfig, keys
+from grpo_core.config import RunConfig
 from grpo_core.config.limits import FIXED, FIXED_KL
 from grpo_core.config.loading import known_keys
-from grpo_core.interop import report
 from grpo_core.interop.conversion import SYSTEMS
 from grpo_core.interop.trl import TRL
 from grpo_core.interop.trl_export import export_config
+from tests.support.doc_pages import metrics_page, render_keys, render_names
+from tests.support.kl_gradients import gradient_table
 from tests.unit.test_gradients import NOISE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
 TABLES = {
-    "gradients": (PAGE, gradients.gradient_table),
-    "names": (ROOT / "docs" / "importing.md", report.render_names),
+    "gradients": (PAGE, gradient_table),
+    "names": (ROOT / "docs" / "importing.md", render_names),
 }
 """{name: (page, its table)}."""
 
@@ -41,13 +41,20 @@ def test_a_table_is_the_codes(name: str) -> None:
 
 
 def test_the_page_of_keys_is_the_codes_and_has_them_all() -> None:
-    page, wanted = ROOT / "docs" / "keys.md", keys.render_keys()
+    page, wanted = ROOT / "docs" / "keys.md", render_keys()
     if os.environ.get("GRPO_WRITE_DOCS"):
         page.write_text(wanted)
     assert page.read_text() == wanted
     listed = {name.replace(".0.", ".*.") for name in re.findall(r"^\| `([\w.]+)` \|", wanted, re.MULTILINE)}
     sections = {*RunConfig.model_fields, "rollout.vllm"}
     assert known_keys().keys() - sections == listed - sections
+
+
+def test_the_page_of_metrics_is_the_registrys() -> None:
+    page, wanted = ROOT / "METRICS.md", metrics_page()
+    if os.environ.get("GRPO_WRITE_DOCS"):
+        page.write_text(wanted)
+    assert page.read_text() == wanted
 
 
 def test_the_noise_of_gradients_is_what_the_test_of_gradients_measures() -> None:

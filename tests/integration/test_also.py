@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
-from grpo_core.run.places import require_trackers
+from grpo_core.run.trackers import require_trackers
 from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.also import feeds
 

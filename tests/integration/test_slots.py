@@ -21,7 +21,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.gpus import SLOTS_VARIABLE, VISIBLE_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE, held_slots
 from grpo_core.run.child import finish_child, run_watched
-from grpo_core.run.places import require_places, runs_at_a_time
+from grpo_core.run.fit import require_places, runs_at_a_time
 
 ROOT = Path(__file__).parents[2]
 EIGHT = "0,1,2,3,4,5,6,7"

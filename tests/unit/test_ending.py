@@ -51,7 +51,7 @@ def test_what_ended_a_run_is_said_where_there_are_two_bounds() -> None:
     assert why_finished(both, after(10, 900)) == "training.steps 10 reached before training.max_tokens 1000: 900 tokens"
 
 
-@pytest.mark.parametrize(("bound", "left"), [(None, "16s"), (1000, "6s"), (100_000, "16s")])
+@pytest.mark.parametrize(("bound", "left"), [(None, "16 s"), (1000, "6 s"), (100_000, "16 s")])
 def test_the_time_left_counts_what_comes_first(bound: int | None, left: str) -> None:
     pace = Pace(TrainingConfig(steps=10, max_tokens=bound))
     for step in (1, 2):

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_core.algorithm.gradients import TABLE, KlGradient
 from grpo_core.algorithm.kl import full_kl, k1, k2, k3, kl_term, kl_to_go
 from grpo_core.algorithm.loss import Denominators, grpo_loss
 from grpo_core.algorithm.shaping import shape_advantages
+from tests.support.kl_gradients import TABLE, KlGradient
 
 LENGTH, VOCABULARY, END = 3, 3, 2
 SUM_AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-sum-norm")

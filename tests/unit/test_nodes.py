@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import ConfigError
-from grpo_core.machine.nodes import Node, this_node
+from grpo_core.parallel import Node, this_node
 from grpo_core.parallel.launch import variables
 from grpo_core.parallel.reasons import Reason, leave_reason, read_reasons, told
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from grpo_core.policy.reference import Reference
+from grpo_core.training.ending import is_every
 from tests.policies import policy_of
 
 
@@ -90,8 +91,7 @@ def test_copies_carry_no_gradient_and_no_dropout(policy):
     assert all(parameter.requires_grad for parameter in policy.parameters())
 
 
-def test_a_sync_is_due_after_every_so_many_steps(policy):
-    reference = Reference(policy)
-    assert [step for step in range(1, 10) if reference.is_due(step, 3)] == [3, 6, 9]
-    assert [step for step in range(1, 4) if reference.is_due(step, 1)] == [1, 2, 3]
-    assert not any(reference.is_due(step, None) for step in range(1, 10))
+def test_a_sync_is_due_after_every_so_many_steps():
+    assert [step for step in range(1, 10) if is_every(3, step)] == [3, 6, 9]
+    assert [step for step in range(1, 4) if is_every(1, step)] == [1, 2, 3]
+    assert not any(is_every(None, step) for step in range(1, 10))
