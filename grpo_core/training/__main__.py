@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_core.config import RunConfig, check_consistency
 from grpo_core.config.derived import repeatability, weight_shards
@@ -122,10 +122,7 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: st
         from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
         from grpo_core.training.session import open_session
 
-        try:
-            engine = importlib.import_module(ENGINES[config.training.engine])
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"training.engine: {error}; pip install 'grpo-flow[trl]' installs what it needs") from error
+        engine = _engine(config.training.engine)
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
     device = pick_device(config.training.device)
@@ -155,6 +152,18 @@ def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: st
             del session  # the memory of its optimizer is the evaluation's
             _evaluate(run_dir, evaluator, state.step, stop)
     return exit_code if stopped else 0
+
+
+def _engine(name: str) -> Any:
+    """Return the module of an engine.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    try:
+        return importlib.import_module(ENGINES[name])
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"training.engine: {error}; pip install 'grpo-flow[trl]' installs what it needs") from error
 
 
 def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest) -> None:

@@ -174,8 +174,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         JournalError: the run cannot be read, or the folder already holds one.
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
-        ConfigError: an override is refused, the configuration runs code that a deployment may not run, or it has more processes
-            than there are slots or GPUs here.
+        ConfigError: an override is refused, code that a deployment may not run, or more processes than slots or GPUs here.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
