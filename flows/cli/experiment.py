@@ -44,9 +44,9 @@ def complete_override(incomplete: str) -> list[str]:
     return [f"{key.replace('*', '0')}=" for key in sorted(leaves) if key.startswith(incomplete)]
 
 
-def run_path(name: str) -> Path:
+def run_path(name: str | Path) -> Path:
     """Return the folder of a run or sweep, as it is named on the command line."""
-    return Path(named_folder(name))
+    return Path(named_folder(str(name)))
 
 
 ConfigName = Annotated[

@@ -140,7 +140,9 @@ def compare_sweep(stored: StoredSweep) -> tuple[str | None, str | None]:
     if not begun_runs(stored.dir):
         return None, None
     try:
-        comparison = compare_sources([Source(given=str(stored.dir.path), path=stored.dir.path)], f"Sweep {stored.name}: runs")
+        comparison = compare_sources(
+            [Source(given=str(stored.dir.path), path=stored.dir.path)], f"Runs of the sweep {stored.name}"
+        )
         write_comparison(comparison, stored.dir.report / OF_SWEEP)
     except Exception as error:  # whatever is wrong with it: the report of a sweep does not depend on it
         logger.info("the comparison of %s failed", stored.dir.path, exc_info=True)

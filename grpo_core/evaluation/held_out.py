@@ -22,6 +22,7 @@ from grpo_core.machine.disk import durable, read_json, remove, write_json
 from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import core_count, kernel_variables, processor
 from grpo_core.machine.locks import one_at_a_time
+from grpo_core.machine.slots import slot_limit
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import resolve_model
@@ -132,7 +133,9 @@ def make_once(
             make()
         return
     kept = _folder(identity)
-    with one_at_a_time(kept.with_suffix(".lock"), "makes the same one", wait=wait, patience=PATIENCE, say=report):
+    # A training has a slot, for which whoever makes the same evaluation may be waiting.
+    patience = 0.0 if journal is not None and slot_limit() else PATIENCE
+    with one_at_a_time(kept.with_suffix(".lock"), "makes the same one", wait=wait, patience=patience, say=report):
         if kept.is_dir():
             copy, facts = partial(shutil.copyfile, kept / KEPT_TABLE), read_json(kept / KEPT_FACTS)
             write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True}, journal=journal)

@@ -41,7 +41,7 @@ from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.summary import run_status
-from grpo_core.training import EVALUATE, LAUNCHER, TRAINING
+from grpo_core.training import EVALUATE, LAUNCHER, TRAINING, training_arguments
 
 PATIENCE_SECONDS = 10.0
 """From the failure of one process to the end of those that do not end by themselves: without it, none of them can save."""
@@ -127,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train a RUN_DIR with as many processes as it wants; return the exit code that one process would have had."""
     parser = argparse.ArgumentParser(prog=f"python -m {LAUNCHER}", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="folder with config.json and data/, which all nodes share")
-    parser.add_argument(EVALUATE, action="store_true", help="as in the training process")
+    parser.add_argument(EVALUATE, nargs="?", const="", metavar="DIGEST", help="as in the training process")
     options = parser.parse_args(arguments)
-    run_dir, own = RunDir(options.run_dir), [str(options.run_dir), *([EVALUATE] if options.evaluate else [])]
+    run_dir, own = RunDir(options.run_dir), training_arguments(options.run_dir, options.evaluate)
     try:
         run_dir.require_ours()
         num_records = len(check_run(run_dir).records)  # what is wrong with it is said once, and not by each process

@@ -217,7 +217,7 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        may_be_ready = bool(ready) and command[0] == sys.executable and len(descriptors) == 1
+        may_be_ready = bool(ready) and command[0] == sys.executable and command[2] != LAUNCHER and len(descriptors) == 1
         if may_be_ready and (child := ready.pop().become(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(

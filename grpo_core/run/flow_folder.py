@@ -21,6 +21,7 @@ from grpo_core.machine.locks import locked_soon, open_lock
 Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
 MARKER_FILE = ".grpo-folder"
 FORMAT = 2
+NUMBERED, MOST_NUMBER = ("run", "reproduction", "sweep"), 10**9
 RUNS_FOLDER = Path("runs")
 ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
 """Where deployed flows may write: folders, separated as in PATH; unset = the worker's `runs/`."""
@@ -169,9 +170,9 @@ def named_folder(name: str) -> str:
     if re.fullmatch(r"last|\d{1,9}", short) is None or Path(name).exists() or Path(short).exists():
         return name
     numbers = _numbers(RUNS_FOLDER)
-    runs = [number for path, number in numbers.items() if FlowDir(path).kind != "evaluation"]
-    wanted = max(runs, default=0) if short == "last" else int(short)
-    found = [str(path) for path, number in numbers.items() if number == wanted > 0]
+    if short == "last":
+        numbers = dict(sorted(numbers.items(), key=lambda one: (one[1], one[0]))[-1:])
+    found = [str(path) for path, number in numbers.items() if short in ("last", str(number))]
     if len(found) != 1:
         what = f"is the number of {' and '.join(found)}" if found else f"{RUNS_FOLDER}/ has no such run"
         raise FolderError(f"{short}: {what}; give a folder, `last` or a number that `grpo runs` lists")
@@ -179,12 +180,14 @@ def named_folder(name: str) -> str:
 
 
 def _numbers(root: Path) -> dict[Path, int]:
-    """Return the numbers of the folders of ours below `root`."""
+    """Return the numbers of the runs and sweeps below `root`."""
     numbers = {}
     for path in sorted(root.glob(f"*/{MARKER_FILE}")):
         with contextlib.suppress(FolderError):  # another version's
             marker = FlowDir(path.parent).marker()
-            numbers[path.parent] = marker.number if marker else 0
+            # Beside a folder outside of `runs/` may be those of others.
+            if marker and marker.kind in NUMBERED and marker.number in range(1, MOST_NUMBER):
+                numbers[path.parent] = marker.number
     return numbers
 
 

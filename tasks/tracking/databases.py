@@ -5,6 +5,7 @@ can complete. So a new file is made beside its name and renamed, by one process 
 """
 
 import contextlib
+import os
 import shutil
 import sqlite3
 from importlib.metadata import version
@@ -56,9 +57,8 @@ def _make(file: Path, artifacts: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     empty = cache_folder() / f"mlflow-{version('mlflow')}.db"
-    with contextlib.suppress(OSError):  # without it they are run
-        if not empty.exists():
-            durable_folder(empty.parent)
+    with contextlib.suppress(Exception):  # without it they are run
+        if not empty.exists() and os.access(durable_folder(empty.parent), os.W_OK):
             with durable(empty) as made:
                 SqlAlchemyStore(f"sqlite:///{made}", artifacts)._dispose_engine()
                 with contextlib.closing(sqlite3.connect(made)) as database:

@@ -112,7 +112,7 @@ class Shipper:
         while not self.ship() and not self.is_deleted and time.monotonic() < deadline:
             time.sleep(0.2)
         for feed in self._also:
-            feed.close(seconds)
+            feed.close(max(1.0, deadline - time.monotonic()))
         return len(self._waiting)
 
     def _send(self) -> None:

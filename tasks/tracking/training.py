@@ -57,7 +57,9 @@ def open_tracking(run_path: Path) -> TrackedRun:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    require_trackers(config := run_dir.read_config())
+    config = run_dir.read_config()
+    if not run_dir.has_started:  # one that is resumed continues without a tracker that is gone
+        require_trackers(config)
     return find_or_open(run_dir, tracking_uri(config, run_path))
 
 

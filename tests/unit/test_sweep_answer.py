@@ -69,7 +69,9 @@ def test_where_nothing_is_shown_the_card_says_in_how_many_seeds_it_is_ahead() ->
     same = card(equal, "β")
     assert (same.claim, same.chip) == ("0.1 and 4: the same accuracy on average", "no difference shown yet")
     assert same.detail == f"0.1 minus 4 by seed: +0.50, {MINUS}0.50"
-    assert equal.headline.startswith("β 0.1 with G 8, and equally β 4 with G 8, did best: 50 % of held-out prompts right")
+    assert equal.headline.startswith(
+        "β 0.1 with G 8, and equally β 4 with G 8, did best so far: 50 % of held-out prompts right"
+    )
 
 
 def test_an_interaction_that_stands_replaces_the_cards_of_its_two_parameters() -> None:
@@ -121,7 +123,7 @@ def test_runs_that_are_missing_or_failed_are_named_with_the_commands_for_them() 
 def test_a_metric_that_is_no_share_has_its_own_name_and_no_percent() -> None:
     sweep = two_sizes({0.1: (2.5, 2.6), 4.0: (1.25, 1.35)}, objective={"metric": "reward/mean"})
     found = answered(replace(sweep, runs=sweep.runs.drop(columns="objective_before")))
-    assert found.headline == "β 0.1 with G 8 did best: reward 2.550."
+    assert found.headline == "β 0.1 with G 8 did best so far: reward 2.550."
     assert card(found, "β").claim == "0.1 over 4: +1.2 reward"
     penalty = answered(swept(grid(), objective={"kl_penalty": 0.5}))
     assert "held-out accuracy - 0.5 x kl/init/seq 0.6" in penalty.headline

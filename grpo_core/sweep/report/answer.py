@@ -92,12 +92,20 @@ def answer(findings: Findings) -> Answer:
         f"{steps:.0f} steps each" if steps > 0 else "",
         sweep.prompts.removeprefix("these ").replace("prompts", "held-out prompts") if any(sweep.scores.values()) else "",
         f"{duration(sweep.elapsed_seconds)} in all" if sweep.elapsed_seconds else "",
+        "pass@k counts sampled completions, accuracy greedy ones" if "pass@" in sweep.config.objective.name else "",
     ]
-    cards = (*_parameter_cards(findings), *_drift_cards(findings), *_other_cards(sweep))
-    return Answer(headline=_headline(sweep), facts=", ".join(filter(None, facts)), cards=cards, next=tuple(_next(findings)))
+    parameters = tuple(_parameter_cards(findings))
+    cards = (*parameters, *_drift_cards(findings), *_other_cards(sweep))
+    is_shown = any(card.chip == "established" for card in parameters)
+    return Answer(
+        headline=_headline(sweep, is_shown=is_shown),
+        facts=", ".join(filter(None, facts)),
+        cards=cards,
+        next=tuple(_next(findings)),
+    )
 
 
-def _headline(sweep: SweepRuns) -> str:
+def _headline(sweep: SweepRuns, *, is_shown: bool) -> str:
     (ranked, seeds), (awaited, done), objective = ranked_arms(sweep), sweep.awaited, sweep.config.objective
     if sweep.complete.empty:
         return f"Nothing to compare yet: no run is complete with a known {objective.name}."
@@ -112,7 +120,13 @@ def _headline(sweep: SweepRuns) -> str:
     value, start = (f"{100 * one:.0f} %" if objective.is_share else plain(one) for one in (means[0], sweep.before))
     reached = f"{value} of held-out prompts right" if objective.name == "held-out accuracy" else f"{objective.name} {value}"
     before = "" if math.isnan(sweep.before) else f", {start} before training"
-    how = "was highest in the one seed" if seeds == 1 else "did best" if len(ranked) > 1 else "is the only complete setting"
+    how = (
+        "was highest in the one seed"
+        if seeds == 1
+        else ("did best" if is_shown else "did best so far")
+        if len(ranked) > 1
+        else "is the only complete setting"
+    )
     within = ", of the settings that keep the bound" if objective.kl_bound is not None else ""
     return f"{name} {how}{within}: {reached}{before}."
 
