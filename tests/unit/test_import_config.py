@@ -136,7 +136,7 @@ def test_a_key_cannot_leave_its_comment(tmp_path: Path) -> None:
     imported = convert(tmp_path, TRL_BASE | {"a\nloss:\n  beta: 9\u2028x": "v\r\nrollout: 1"})
     written = tmp_path / "mine.yaml"
     written.write_text(render(imported))
-    assert load_config(written) == imported.config
+    assert load_config(written, {"tracking.experiment": imported.config.tracking.experiment}) == imported.config
 
 
 @pytest.mark.parametrize("name", ["GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig"])

@@ -12,6 +12,7 @@ from grpo_core.policy.fast import decoding
 from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.path import SamplingPath, why_not_lean
 from tests.policies import policy_of, sampled
+from tests.support.processor import PACKED
 from tests.unit.test_grouped import EITHER, FITTING, LLAMA_LIKE, OTHERS
 
 ROWS = {"lengths": range(2, 14), "group_size": 4, "tokens": 24}
@@ -84,7 +85,7 @@ def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", PACKED)
 def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
     monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     model = FITTING["llama"]().eval()

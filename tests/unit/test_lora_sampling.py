@@ -10,6 +10,7 @@ from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.lora.delta import adapted_layers, base_layer, delta_of, set_delta
+from tests.support.processor import PACKED
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ Q_WIDTH = 32
 
 
 @pytest.mark.parametrize("least", [100_000, 1000], ids=["joined", "apart"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("targets", [None, ["q_proj", "up_proj"]], ids=["all", "some"])
 def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, monkeypatch, least, packed, targets):
     monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", least)
@@ -70,7 +71,7 @@ def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, mo
             assert found == pytest.approx(1, abs=0.1), name
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", PACKED)
 def test_products_of_transformers_layers_use_adapters_as_the_trainer_does(opened, monkeypatch, packed):
     monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     policy = opened()

@@ -11,10 +11,7 @@ from grpo_core.policy.fast import products as packed
 from grpo_core.policy.fast.path import why_plain
 from grpo_core.policy.fast.products import prepared_weights
 from tests.policies import policy_of, sampled
-
-needs_avx512 = pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="weights are packed on processors with AVX-512"
-)
+from tests.support.processor import packs_weights
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def logps(model, ids):
 IDS = torch.arange(2, 42).unsqueeze(0)
 
 
-@needs_avx512
+@packs_weights
 def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(large):
     exact = logps(copy.deepcopy(large).double(), IDS)
     plain = logps(large, IDS)
@@ -57,7 +54,7 @@ def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(lar
     assert float((found - exact).abs().max()) < max(3 * float((plain - exact).abs().max()), 1e-6)
 
 
-@needs_avx512
+@packs_weights
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sampling_repeats_and_its_logps_are_the_plain_ones(large, dtype):
     policy = policy_of(large, dtype=dtype, packed=why_plain(large, dtype) is None)

@@ -142,6 +142,7 @@ def accepted_by_trl(draw: st.DrawFn) -> RunConfig:
         "training.checkpoint_every": draw(maybe(positive)),
         "training.keep_checkpoints": draw(positive),
         "evaluation.every_steps": draw(maybe(positive)),
+        "tracking.also": draw(st.sampled_from([[], ["wandb"], ["trackio", "tensorboard"]])),
         "tracking.run_name": draw(maybe(st.sampled_from(["a run", "beta 0.1"]))),
     }
     assert overrides.keys() == EXPORTED
