@@ -9,6 +9,18 @@ from typing import Any
 
 from grpo_core.text import for_terminal
 
+QUIET = {
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+}
+"""Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
+
 
 class PlainRecord(logging.LogRecord):
     """A record whose message and traceback are shown as the text that they are."""

@@ -21,6 +21,7 @@ from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
 from grpo_core.interop.conversion import name_here
 from grpo_core.machine.process import exit_with_lifeline
 from tasks.credentials import move_credentials
+from tasks.plain_logs import QUIET
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -68,19 +69,6 @@ def options(
     ] = False,
 ) -> None:
     """Run GRPO experiments that can be trusted and repeated: `grpo train quickstart loss.beta=0.1`."""
-
-
-QUIET = {
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",
-    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "DO_NOT_TRACK": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-}
-"""Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
 
 
 def _refuse_other_names(verb: str = "", *given: str) -> None:

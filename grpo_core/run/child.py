@@ -97,10 +97,7 @@ def run_watched(
     command = [interpreter(python), "-m", module, *arguments]
     with held_slots(processes, look, report) as slots, held_lifeline() as lifeline:
         log = ChildLog(log_file)
-        may_be_ready = processes == 1  # what starts several imports nothing
-        child = _start(
-            command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables, may_be_ready=may_be_ready
-        )
+        child = _start(command, log_file, (lifeline, *slots.descriptors), import_from, slots.variables, processes=processes)
         try:
             write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
             _watch(child, log, look, silent, report)
@@ -201,7 +198,7 @@ def _start(
     import_from: Sequence[str],
     variables: Mapping[str, str],
     *,
-    may_be_ready: bool,
+    processes: int,
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
@@ -213,7 +210,7 @@ def _start(
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         import_from: more folders in which it finds modules.
         variables: of its environment, that name its GPUs.
-        may_be_ready: whether one that is ready may become it.
+        processes: of the training; what starts several imports nothing, so that one that is ready does not become it.
 
     Raises:
         TrainingError: it cannot be started.
@@ -223,7 +220,7 @@ def _start(
         append_private(log_file) as log,
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
-        may_be_ready = may_be_ready and bool(ready) and command[0] == sys.executable and len(descriptors) == 1
+        may_be_ready = processes == len(descriptors) == 1 and bool(ready) and command[0] == sys.executable
         if may_be_ready and (child := ready.pop().become(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(

@@ -266,16 +266,17 @@ def _not_finite(figures: Figures) -> Iterator[Breach]:
 class RunRules:
     """Applies the rules of a run's configuration to all of its records, in their order, and writes down what they say."""
 
-    def __init__(self, run_dir: RunDir, end: Callable[[Path], None] = end_process) -> None:
+    def __init__(self, run_dir: RunDir, end: Callable[[Path], None] = end_process, *, evaluates: bool = True) -> None:
         """Begin with the alerts that earlier sessions have written down.
 
         Args:
             run_dir: of the run.
             end: ends the process of a state file, which is silent and so does not come to the point where it looks for STOP.
+            evaluates: whether the training is to evaluate the initial policy, where it can.
         """
         self.alerts = [alert.text for alert in monitor_alerts(run_dir)]
         """Texts of the alerts of all sessions."""
-        self._run_dir, self._end = run_dir, end
+        self._run_dir, self._end, self._evaluates = run_dir, end, evaluates
         rules = rules_in_force(run_dir.read_config())
         if any(rule.kind == "custom" for rule in rules):
             import_as_at_start(run_dir)
@@ -315,7 +316,7 @@ class RunRules:
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        if evaluating is None and not self._book.has_begun and is_of_training(self._run_dir):
+        if evaluating is None and self._evaluates and not self._book.has_begun and is_of_training(self._run_dir):
             evaluating = "base" if is_missing(self._run_dir, "base", 0) else None
         return [self._raised(alert) for alert in self._book.check_silence(seconds, evaluating)]
 

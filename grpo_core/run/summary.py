@@ -15,7 +15,7 @@ from grpo_core.evaluation.results import (
 )
 from grpo_core.machine.disk import read_json
 from grpo_core.metrics import LAST_STEPS
-from grpo_core.run.child import process_runs
+from grpo_core.run.child import process_has_started, process_runs
 from grpo_core.run.folder import RaisedAlert, RunDir, monitor_alerts
 from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import Record, is_alert, last_event
@@ -147,7 +147,9 @@ def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | No
         return str(last.data.get("status")), last.data.get("reason")
     if process_runs(run_dir.process_file):
         return "running", None
-    return ("not started", None) if last is None else ("died", "the training process is gone and left no end record")
+    if last is None and not process_has_started(run_dir.process_file):
+        return "not started", None
+    return "died", "the training process is gone and left no end record"
 
 
 def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:

@@ -74,14 +74,18 @@ class Follower:
         if self._shown:
             self.bar.write(visible(redact_uri(text)))
 
-    def begin(self) -> None:
+    def begin(self, *, evaluates: bool) -> None:
         """Take what earlier sessions have journalled; what of it nobody has judged yet is judged now.
 
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        # By another thread: this one notes the end of the process, for which `end_process` waits.
-        self._rules = RunRules(self._run_dir, end=lambda file: Thread(target=end_process, args=(file,), daemon=True).start())
+
+        def end(file: Path) -> None:
+            # By another thread: this one notes the end of the process, for which `end_process` waits.
+            Thread(target=end_process, args=(file,), daemon=True).start()
+
+        self._rules = RunRules(self._run_dir, end, evaluates=evaluates)
         self._tail = JournalTail(self._run_dir.journal_file)
         records = list(self._tail.read())
         for step in [record for record in supersede(records) if record.kind == "step"][-1:]:
@@ -304,7 +308,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], follo
 def _train(run_dir: RunDir, follower: Follower, kept: str | None) -> None:
     config = batch_limits(run_dir).applied(run_dir.read_config())
     follower.stage("training")
-    follower.begin()
+    follower.begin(evaluates=kept is not None)
     text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
     try:
         run_watched(

@@ -57,17 +57,10 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
     run_dir = RunDir(run_path)
     with system_metrics(tracked), progress_view(run_dir.read_config()) as view:
         watch = _Watch(run_dir, tracked, view)
-        watch.catch_up()
-        while True:
-            # Asked before reading: what a process wrote before it ended is then read in the same round.
-            ended = process_has_ended(run_dir.process_file)
-            watch.read()
-            watch.look()
-            if ended:
-                break
-            time.sleep(POLL_SECONDS)
-        watch.write_page()
-        watch.shipper.ship_all()
+        try:
+            watch.follow()
+        finally:
+            watch.shipper.ship_all()
     return tuple(watch.judge.alerts)
 
 
@@ -86,6 +79,19 @@ class _Watch:
         self._has_ended = False
         """Whether the training came to its end: from then on its process only evaluates."""
         self._show_percent = progress_artifact("training-progress", for_code(str(run_dir.path)))
+
+    def follow(self) -> None:
+        """Hand on what is and will be in the journal until the training's process has ended."""
+        self.catch_up()
+        while True:
+            # Asked before reading: what a process wrote before it ended is then read in the same round.
+            ended = process_has_ended(self._run_dir.process_file)
+            self.read()
+            self.look()
+            if ended:
+                break
+            time.sleep(POLL_SECONDS)
+        self.write_page()
 
     def catch_up(self) -> None:
         """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""

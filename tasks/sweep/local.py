@@ -26,6 +26,7 @@ from grpo_core.machine.slots import slot_limit
 from grpo_core.run.child import python_path
 from grpo_core.run.warm import Ready
 from grpo_core.sweep.campaign import Ended, Job, gpu_variables
+from tasks.plain_logs import QUIET
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
@@ -121,7 +122,7 @@ class LocalLauncher:
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
         self._to_start -= 1
-        self._ready = Ready(variables, IMPORTED) if self._to_start > 0 else None
+        self._ready = Ready({**QUIET, **variables}, IMPORTED) if self._to_start > 0 else None
         return process
 
     def _lend_server(self, job: Job, gpu: Mapping[str, str]) -> VllmServer | None:

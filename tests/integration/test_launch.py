@@ -15,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from grpo_core.errors import FolderError
 from grpo_core.machine.process import LIFELINE_VARIABLE
+from grpo_core.parallel.launch import main
 from grpo_core.run.child import ProcessState, write_process_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.training import training_arguments
 from tests.integration.test_training import assert_same_weights, step_figures
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
@@ -199,6 +202,12 @@ def test_a_reward_function_that_does_not_return_is_named(launch: Any) -> None:
     run = launch({"rewards": [{"fn": "of_test:stuck", "cpu_seconds": 0.2}]})
     check_failure(run, 1, "rank 0: reward of_test:stuck", 0)
     assert "did not return within its bound" in run.last_line
+
+
+def test_the_digest_of_an_evaluation_reaches_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for digest in ("", "abc"):
+        assert main(training_arguments(tmp_path, digest)) == FolderError.exit_code
+        assert "is no folder of grpo-flow" in capsys.readouterr().err
 
 
 def test_a_run_that_is_refused_has_no_record_of_it(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_pat
     assert listed[1]["bytes"] == sum(file.stat().st_size for file in (tmp_path / "runs" / "old").rglob("*") if file.is_file())
     assert shlex.split(listed[0]["resume"]) == ["grpo", "train", "--resume", "runs/new"]
     assert grpo("status", "last", cwd=tmp_path).stdout.startswith("runs/new: died")
+    assert grpo("clean", cwd=tmp_path).returncode == 0
 
 
 def test_runs_are_filtered_by_settings_and_sorted(make: Make, tmp_path: Path) -> None:

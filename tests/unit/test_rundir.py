@@ -123,6 +123,12 @@ def test_a_run_keeps_its_number_and_a_folder_of_that_name_comes_first(
         named_folder("2")
     Path("2").mkdir()
     assert named_folder("2") == "2"
+    # Whatever lies beside it, as in a folder that others write to, a run gets a number, and `last` is a run.
+    for name, number in (("text", '"many"'), ("none", "null"), ("huge", "1e99")):
+        Path("runs", name).mkdir()
+        Path("runs", name, MARKER_FILE).write_text(f'{{"kind": "run", "number": {number}}}')
+    RunDir(Path("runs", "four")).create(tiny_config({}))
+    assert [named_folder(name) for name in ("5", "last")] == ["runs/four"] * 2
 
 
 def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:
