@@ -44,7 +44,8 @@ def write_marker(folder: Path, kind: Kind) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    created, number = datetime.now(UTC).isoformat(timespec="seconds"), 1 + max(_numbers(folder.parent).values(), default=0)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    number = 1 + max(_numbers(folder.parent).values(), default=0) if kind in NUMBERED else 0
     write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=created, number=number)))
     flush(folder.parent)
 
@@ -186,7 +187,7 @@ def _numbers(root: Path) -> dict[Path, int]:
         with contextlib.suppress(FolderError):  # another version's
             marker = FlowDir(path.parent).marker()
             # Beside a folder outside of `runs/` may be those of others.
-            if marker and marker.kind in NUMBERED and marker.number in range(1, MOST_NUMBER):
+            if marker and marker.kind in NUMBERED and type(marker.number) is int and 0 < marker.number < MOST_NUMBER:
                 numbers[path.parent] = marker.number
     return numbers
 
