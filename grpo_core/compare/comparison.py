@@ -237,9 +237,15 @@ def _over_seeds(metric: str, groups: Groups, group: str) -> dict[str, Any] | Non
     scale = max(abs(value) for pair in pairs.values() for value in pair)
     changes = {seed: now - before for seed, (before, now) in sorted(pairs.items())}
     found = paired_estimate([*changes.values()], scale=scale)
-    names = {"metric": metric, "group": group, "against": against, "n": found.seeds}
-    names |= {"seeds": tuple(changes), "differences": tuple(changes.values())}
-    return names | {key: getattr(found, key) for key in ("mean", "low", "high", "p", "family_p")}
+    return {
+        "metric": metric,
+        "group": group,
+        "against": against,
+        "n": found.seeds,
+        "seeds": tuple(changes),
+        "differences": tuple(changes.values()),
+        **{key: getattr(found, key) for key in ("mean", "low", "high", "p", "family_p")},
+    }
 
 
 def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[float, float] | None:

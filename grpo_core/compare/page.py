@@ -163,9 +163,14 @@ def render_comparison(comparison: RunComparison, folder: Path | None = None) -> 
         folder: in which the page will be, so that it can link to the pages of runs; None = it has no links.
     """
     samples, notes = side_by_side(comparison.runs)
-    data = {"title": comparison.title, "after_step": AFTER_STEP, "samples": samples, "notes": notes}
     drawn = {key: _drawn(comparison, key) for key in comparison.document["metrics"]}
-    data["metrics"] = {key: {**about, "every": drawn[key][0]} for key, about in comparison.document["metrics"].items()}
+    data = {
+        "title": comparison.title,
+        "metrics": {key: {**about, "every": drawn[key][0]} for key, about in comparison.document["metrics"].items()},
+        "after_step": AFTER_STEP,
+        "samples": samples,
+        "notes": notes,
+    }
     data["runs"] = [
         {**run, "curves": {key: drawn[key][1][at] for key in run["curves"]}}
         for at, run in enumerate(comparison.document["runs"])
@@ -301,8 +306,14 @@ def _interval(found: dict[Any, Any]) -> str:
     """Return a difference and its interval, which no share exceeds; of few seeds, as in a sweep's report, each one's own."""
     if math.isnan(found["low"]) or ("seeds" in found and found["n"] < MANY_SEEDS):
         return over_seeds(found.get("differences", ()), found["mean"], math.nan)
-    most = 1.0 if found.get("metric", ACCURACY) == ACCURACY else math.inf
-    return " ".join(bounds(found["mean"], found["low"], found["high"], most=most))
+    return " ".join(
+        bounds(
+            found["mean"],
+            found["low"],
+            found["high"],
+            most=1.0 if found.get("metric", ACCURACY) == ACCURACY else math.inf,
+        )
+    )
 
 
 PLACES_NOTE = "Exact KL to the initial policy on the probe prompts, nats per token, by the token's position in its completion."

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from grpo_core.errors import GrpoError
 from grpo_core.pages import for_script, plain_values
 from grpo_core.run.folder import RunDir
 from grpo_core.run.samples import HEAD, TAIL, Completion, Group, frozen_questions, kept_steps, read_groups, shortened
+from grpo_core.sweep.display import first_few
 from grpo_core.text import for_terminal
 
 MOST_STEPS, TRIED_STEPS, MOST_ACROSS = 5, 20, 6
@@ -36,10 +36,12 @@ def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], lis
         config = runs[number].run.config
         members.setdefault((config.training.seed, runs[number].prompts, config.rollout.engine), []).append(number)
     shared = {key: numbers for key, numbers in members.items() if key[1] is not None and len(numbers) > 1}
-    without = [one.label for one, steps in zip(runs, kept, strict=True) if not steps]
     alone = [runs[number].label for key, numbers in members.items() if key not in shared for number in numbers]
-    reasons = {"no completions were kept": without, "no other run with completions has the seed, prompts and sampler": alone}
-    notes = [f"{reason}: {', '.join(labels)}" for reason, labels in reasons.items() if labels and len(runs) > 1]
+    reasons = {
+        "no completions were kept": [one.label for at, one in enumerate(runs) if not kept[at]],
+        "no other run with completions has the seed, prompts and sampler": alone,
+    }
+    notes = [f"{reason}: {first_few(labels, MOST_ACROSS)}" for reason, labels in reasons.items() if labels and len(runs) > 1]
     found = list[dict[str, Any]]()
     for (seed, *_), numbers in shared.items():
         folders = [runs[number].run.dir for number in numbers[:MOST_ACROSS]]
@@ -48,7 +50,7 @@ def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], lis
         tried = dict.fromkeys(steps[round(place)] for places in spreads for place in places)
         room = SAMPLE_BYTES // len(shared) // max(1, min(len(steps), MOST_STEPS))
         cards = ((step, part) for step in tried if (part := _cards(folders, step, room))["cards"])
-        if shown := [{"step": step, **part} for step, part in sorted(islice(cards, MOST_STEPS), key=itemgetter(0))]:
+        if shown := [{"step": step, **part} for step, part in sorted(islice(cards, MOST_STEPS), key=lambda one: one[0])]:
             begin = for_terminal(frozen_questions(folders[0].data)[0][-TAIL:])
             more = [runs[number].label for number in numbers[MOST_ACROSS:]]
             found.append({"seed": seed, "runs": numbers[:MOST_ACROSS], "more": more, "shared": begin, "steps": shown})

@@ -110,10 +110,9 @@ class Curve:
         """Return steps, values and, where known, low and high, all or those at an index, with so many significant digits."""
         arrays = {"steps": self.steps, "values": self.values, "low": self.low, "high": self.high}
         found = {name: array[kept].tolist() for name, array in arrays.items() if array is not None}
-        rounded = {
+        return found | {
             name: [float(f"{one:.{digits}g}") for one in part] for name, part in found.items() if digits and name != "steps"
         }
-        return found | rounded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
