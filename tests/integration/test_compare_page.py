@@ -214,6 +214,11 @@ def test_the_mean_of_seeds_is_a_line_a_setting(opened: tuple[Browser, dict[str, 
     assert drawn(browser, "reward/mean")["β 0 · sync never"][1] == one
     assert browser.evaluate("document.querySelectorAll('.bells .name').length") == 3
     browser.evaluate("RUNS[1].curves = window.kept; draw()")
+    # A thinned chart says so, and its lines stay lines.
+    browser.evaluate("D.metrics['reward/mean'].every = 3")
+    chart = "((chart) => [chart.about, chart.smooth, chart.read()[0].points])(panel('reward/mean', {smooth: true}))"
+    assert asked(browser, chart) == ["reward per completion, every 3 steps", False, False]
+    browser.evaluate("D.metrics['reward/mean'].every = 1")
     browser.evaluate("$('means').querySelector('input').click()")
 
 
