@@ -102,7 +102,7 @@ class RunComparison:
                 }
                 for one in self.firsts
             ],
-            "paired_over_seeds": self.over_seeds.to_dict("records"),
+            "paired_over_seeds": self.over_seeds[list(OVER_SEEDS)].to_dict("records"),
             "paired_over_prompts": self.over_prompts.to_dict("records"),
             "notes": self.notes,
         }
@@ -122,7 +122,7 @@ def _title(key: str) -> dict[str, str]:
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
-    run, curves, parts = compared.run, compared.curves, ("steps", "values", "low", "high")
+    run, curves = compared.run, compared.curves
     return {
         "label": compared.label,
         "name": run.name,
@@ -136,10 +136,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "setting": compared.setting,
         "colour": compared.colour,
         "dash": compared.dash,
-        "curves": {
-            key: {part: array.tolist() for part in parts if (array := getattr(curve, part)) is not None}
-            for key, curve in curves.curves.items()
-        },
+        "curves": {key: curve.lists() for key, curve in curves.curves.items()},
         "syncs": {key: getattr(curves.syncs, key).tolist() for key in ("steps", "kl_before", "kl_after")},
     }
 
@@ -216,13 +213,16 @@ def group_runs(runs: Sequence[ComparedRun]) -> Groups:
 
 
 def seed_differences(groups: Groups) -> pandas.DataFrame:
-    """Return the paired differences of every group to the first one, metric by metric; groups without a pair are left out."""
+    """Return the paired differences of every group to the first one, metric by metric; groups without a pair are left out.
+
+    Columns `OVER_SEEDS`, and `differences`: those of the seeds, in their order.
+    """
     rows: list[dict[str, Any]] = []
     for metric in OUTCOMES:
         found = [row for group in [*groups][1:] if (row := _over_seeds(metric, groups, group)) is not None]
         corrected = holm([row["family_p"] for row in found])
         rows += [{**row, "holm_p": p} for row, p in zip(found, corrected, strict=True)]
-    return pandas.DataFrame(rows, columns=list(OVER_SEEDS))
+    return pandas.DataFrame(rows, columns=[*OVER_SEEDS, "differences"])
 
 
 def _over_seeds(metric: str, groups: Groups, group: str) -> dict[str, Any] | None:
@@ -235,9 +235,17 @@ def _over_seeds(metric: str, groups: Groups, group: str) -> dict[str, Any] | Non
     if not pairs:
         return None
     scale = max(abs(value) for pair in pairs.values() for value in pair)
-    found = paired_estimate([now - before for before, now in pairs.values()], scale=scale)
-    names = {"metric": metric, "group": group, "against": against, "n": found.seeds, "seeds": tuple(sorted(pairs))}
-    return names | {key: getattr(found, key) for key in ("mean", "low", "high", "p", "family_p")}
+    changes = {seed: now - before for seed, (before, now) in sorted(pairs.items())}
+    found = paired_estimate([*changes.values()], scale=scale)
+    return {
+        "metric": metric,
+        "group": group,
+        "against": against,
+        "n": found.seeds,
+        "seeds": tuple(changes),
+        "differences": tuple(changes.values()),
+        **{key: getattr(found, key) for key in ("mean", "low", "high", "p", "family_p")},
+    }
 
 
 def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[float, float] | None:

@@ -1,7 +1,7 @@
 """A comparison in a folder of its own: its page, whose charts a script of its own draws in the browser, tables and JSON.
 
-The page draws the document that is beside it as comparison.json. It stays below 3 MB: curves are thinned to `MOST_POINTS`, and
-completions are those of a few steps.
+The page draws the document that is beside it as comparison.json. It stays below 3 MB: of long curves every n-th step is drawn,
+the same steps of all runs, so that means over seeds have them; completions are those of a few steps.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+import numpy as np
 import pandas
 from markupsafe import Markup
 
@@ -36,7 +37,7 @@ from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages import Section, Table, for_script, plain_values, render
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, read_places
 from grpo_core.run.flow_folder import FlowDir
-from grpo_core.sweep.display import UNKNOWN, bounds, first_few, p_text, plain
+from grpo_core.sweep.display import MANY_SEEDS, UNKNOWN, bounds, first_few, over_seeds, p_text, plain
 from grpo_core.sweep.folder import StoredSweep
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ TABLES = {
     "paired_over_prompts": OVER_PROMPTS,
 }
 """CSV file -> its columns."""
-MOST_POINTS = 30_000
-"""Of the curves that are open on the page; as many again of those below "more figures". Beyond, each is thinned."""
+MOST_POINTS, DIGITS = 30_000, 6
+"""Of the curves that are open on the page; as many again of those below "more figures". Beyond, each is thinned, and there are
+twice as many, of `DIGITS` significant digits."""
 MOST_COLUMNS = 6
 """Runs that the tables of settings and of positions have as columns; of settings more become its rows, of positions none."""
 
@@ -161,11 +163,17 @@ def render_comparison(comparison: RunComparison, folder: Path | None = None) -> 
         folder: in which the page will be, so that it can link to the pages of runs; None = it has no links.
     """
     samples, notes = side_by_side(comparison.runs)
-    data = {key: comparison.document[key] for key in ("title", "metrics")}
-    data |= {"after_step": AFTER_STEP, "samples": samples, "notes": notes}
+    drawn = {key: _drawn(comparison, key) for key in comparison.document["metrics"]}
+    data = {
+        "title": comparison.title,
+        "metrics": {key: {**about, "every": drawn[key][0]} for key, about in comparison.document["metrics"].items()},
+        "after_step": AFTER_STEP,
+        "samples": samples,
+        "notes": notes,
+    }
     data["runs"] = [
-        {**run, "curves": {key: curve.points(_most(comparison, key)) for key, curve in one.curves.curves.items()}}
-        for run, one in zip(comparison.document["runs"], comparison.runs, strict=True)
+        {**run, "curves": {key: drawn[key][1][at] for key in run["curves"]}}
+        for at, run in enumerate(comparison.document["runs"])
     ]
     sections = [
         _settings_section(comparison),
@@ -188,11 +196,17 @@ def render_comparison(comparison: RunComparison, folder: Path | None = None) -> 
     )
 
 
-def _most(comparison: RunComparison, key: str) -> int:
-    """Return how many points a curve of a metric may have on the page."""
-    is_open = key in CURVE_KINDS
-    curves = sum((name in CURVE_KINDS) == is_open for one in comparison.runs for name in one.curves.curves)
-    return max(10, MOST_POINTS // max(curves, 1))
+def _drawn(comparison: RunComparison, key: str) -> tuple[int, dict[int, dict[str, list[Any]]]]:
+    """Return n, where every n-th step of a metric is drawn, and the points of each run's curve, by the run's number.
+
+    The first step and the last one of each run are drawn, too.
+    """
+    curves = {at: curve for at, one in enumerate(comparison.runs) if (curve := one.curves.get(key)) is not None}
+    beside = sum((name in CURVE_KINDS) == (key in CURVE_KINDS) for one in comparison.runs for name in one.curves.curves)
+    steps, most = np.unique(np.concatenate([curve.steps for curve in curves.values()])), max(10, MOST_POINTS // beside)
+    every, digits = (1, None) if len(steps) <= most else (math.ceil(len(steps) / (2 * most)), DIGITS)
+    grid = [steps[0], *steps[::-1][::every], *(curve.steps[-1] for curve in curves.values())]
+    return every, {at: curve.lists(np.isin(curve.steps, grid), digits) for at, curve in curves.items()}
 
 
 def _page_of(compared: ComparedRun, folder: Path | None) -> str:
@@ -206,8 +220,8 @@ def _page_of(compared: ComparedRun, folder: Path | None) -> str:
 def _accuracy(compared: ComparedRun) -> str:
     """Return `0.300 → 0.480`: the held-out accuracy before training, and that of the newest evaluation."""
     found = (compared.curves.get(key) for key in (ACCURACY, SAMPLED))
-    ends = next(([curve.values[0], curve.values[-1]] for curve in found if curve is not None), [])
-    return " → ".join(dict.fromkeys(map(plain, ends))) or UNKNOWN
+    ends = next(([plain(curve.values[0]), plain(curve.values[-1]) if len(curve) > 1 else "…"] for curve in found if curve), [])
+    return " → ".join(ends) or UNKNOWN
 
 
 def _at_end(compared: ComparedRun, key: str) -> str:
@@ -266,8 +280,8 @@ def _paired_section(comparison: RunComparison) -> Section:
     words = PAIRED_NOTE if is_paired else (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
     seeds = Table(
         caption="Over seeds: differences at the end of what each pair of runs has done",
-        head=("figure", "run", "against", "difference [95 %]", "p", "Holm p", "seeds"),
-        units=("", "", "", "on these prompts", "paired t", "all rows of this figure", "n: which"),
+        head=("figure", "run", "against", "difference", "p", "Holm p", "seeds"),
+        units=("", "", "", "(of each seed) or [95 %], on these prompts", "paired t", "all rows of this figure", "n: which"),
         rows=tuple(
             (
                 f"{CURVE_KINDS[one['metric']].title}, {CURVE_KINDS[one['metric']].unit}",
@@ -289,8 +303,17 @@ def _paired_section(comparison: RunComparison) -> Section:
 
 
 def _interval(found: dict[Any, Any]) -> str:
-    mean, low, high = found["mean"], found["low"], found["high"]
-    return plain(mean) if math.isnan(low) else " ".join(bounds(mean, low, high))
+    """Return a difference and its interval, which no share exceeds; of few seeds, as in a sweep's report, each one's own."""
+    if math.isnan(found["low"]) or ("seeds" in found and found["n"] < MANY_SEEDS):
+        return over_seeds(found.get("differences", ()), found["mean"], math.nan)
+    return " ".join(
+        bounds(
+            found["mean"],
+            found["low"],
+            found["high"],
+            most=1.0 if found.get("metric", ACCURACY) == ACCURACY else math.inf,
+        )
+    )
 
 
 PLACES_NOTE = "Exact KL to the initial policy on the probe prompts, nats per token, by the token's position in its completion."
@@ -308,7 +331,8 @@ PAIRED_NOTE = (
         "Runs are paired where they share their random numbers: the same seed and the same frozen prompts. Over seeds, the "
         f"seed is the unit: the figures are means over the last {LAST_STEPS} steps that both runs have done (of a probe the "
         "last one that both have), intervals and p-values those of the sweep report: Student's t over seeds, Holm's correction "
-        "within a figure. One seed has neither. They are for these prompts: what others would give is not in them."
+        f"within a figure. Below {MANY_SEEDS} seeds their own differences stand in place of the interval. They are for these "
+        "prompts: what others would give is not in them."
     ),
     (
         "Over prompts, the prompt is the unit: the interval says how sure the difference between these two policies is on new "

@@ -8,6 +8,7 @@ else is in the step and however large the groups are.
 import os
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from grpo_core.errors import GrpoError
 from grpo_core.pages import for_script, plain_values
 from grpo_core.run.folder import RunDir
 from grpo_core.run.samples import HEAD, TAIL, Completion, Group, frozen_questions, kept_steps, read_groups, shortened
+from grpo_core.sweep.display import first_few
 from grpo_core.text import for_terminal
 
-MOST_STEPS, MOST_ACROSS = 5, 6
-"""Steps of which completions are shown, and runs side by side: the first ones."""
+MOST_STEPS, TRIED_STEPS, MOST_ACROSS = 5, 20, 6
+"""Steps of which completions are shown; those among which they are looked for where some have no prompt that all runs had,
+as with several prompts a step; and runs side by side: the first ones."""
 SAMPLE_BYTES = 400_000
 """Room that all completions of a page share; as many prompts of each step as fit, the first ones."""
 
@@ -28,25 +31,31 @@ SAMPLE_BYTES = 400_000
 def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the completions of runs that share random numbers, set of runs by set; and why the other runs have none."""
     members: dict[tuple[Any, ...], list[int]] = {}
-    for number, one in enumerate(runs):
-        config = one.run.config
-        members.setdefault((config.training.seed, one.prompts, config.rollout.engine), []).append(number)
+    kept = [set(kept_steps(one.run.dir)) for one in runs]
+    for number in [number for number, steps in enumerate(kept) if steps]:
+        config = runs[number].run.config
+        members.setdefault((config.training.seed, runs[number].prompts, config.rollout.engine), []).append(number)
     shared = {key: numbers for key, numbers in members.items() if key[1] is not None and len(numbers) > 1}
     alone = [runs[number].label for key, numbers in members.items() if key not in shared for number in numbers]
-    notes = [f"with the seed, prompts and sampler of no other run: {', '.join(alone)}"] if alone and len(runs) > 1 else []
+    reasons = {
+        "no completions were kept": [one.label for at, one in enumerate(runs) if not kept[at]],
+        "no other run with completions has the seed, prompts and sampler": alone,
+    }
+    notes = [f"{reason}: {first_few(labels, MOST_ACROSS)}" for reason, labels in reasons.items() if labels and len(runs) > 1]
     found = list[dict[str, Any]]()
     for (seed, *_), numbers in shared.items():
         folders = [runs[number].run.dir for number in numbers[:MOST_ACROSS]]
-        steps = sorted(set.intersection(*(set(kept_steps(folder)) for folder in folders)))
-        picked = [steps[round(place)] for place in np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS))]
-        room = SAMPLE_BYTES // len(shared) // max(len(picked), 1)
-        shown = [{"step": step, **_cards(folders, step, room)} for step in picked]
-        if any(one["cards"] for one in shown):
+        steps = sorted(set.intersection(*(kept[number] for number in numbers[:MOST_ACROSS])))
+        spreads = [np.linspace(0, len(steps) - 1, min(len(steps), most)) for most in (MOST_STEPS, TRIED_STEPS)]
+        tried = dict.fromkeys(steps[round(place)] for places in spreads for place in places)
+        room = SAMPLE_BYTES // len(shared) // max(1, min(len(steps), MOST_STEPS))
+        cards = ((step, part) for step in tried if (part := _cards(folders, step, room))["cards"])
+        if shown := [{"step": step, **part} for step, part in sorted(islice(cards, MOST_STEPS), key=lambda one: one[0])]:
             begin = for_terminal(frozen_questions(folders[0].data)[0][-TAIL:])
-            part = {"seed": seed, "runs": numbers[:MOST_ACROSS], "more": len(numbers[MOST_ACROSS:]), "shared": begin}
-            found.append({**part, "steps": shown})
+            more = [runs[number].label for number in numbers[MOST_ACROSS:]]
+            found.append({"seed": seed, "runs": numbers[:MOST_ACROSS], "more": more, "shared": begin, "steps": shown})
         else:
-            notes.append(f"seed {seed}: no step whose completions all of its runs have kept")
+            notes.append(f"seed {seed}: no step with a prompt that all of them had")
     return found, notes
 
 

@@ -104,8 +104,15 @@ class Curve:
             stretches = np.array_split(kept, most // 2 - 1)
             ends = [stretch[pick(self.values[stretch])] for stretch in stretches for pick in (np.argmin, np.argmax)]
             kept = np.unique([*kept[:1], *ends, *kept[-1:]])
-        parts = {"steps": self.steps, "values": self.values, "low": self.low, "high": self.high}
-        return {name: part[kept].tolist() for name, part in parts.items() if part is not None}
+        return self.lists(kept)
+
+    def lists(self, kept: Any = slice(None), digits: int | None = None) -> dict[str, list[Any]]:
+        """Return steps, values and, where known, low and high, all or those at an index, with so many significant digits."""
+        arrays = {"steps": self.steps, "values": self.values, "low": self.low, "high": self.high}
+        found = {name: array[kept].tolist() for name, array in arrays.items() if array is not None}
+        return found | {
+            name: [float(f"{one:.{digits}g}") for one in part] for name, part in found.items() if digits and name != "steps"
+        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,6 +14,7 @@ from tests.unit.test_run_page import REWARDS, write_table
 
 HOSTILE = "<img src=x onerror=document.title='attacked'>"
 DRAWN = "document.body.dataset.drawn === 'yes'"
+DASH = "\u2013"
 SETTINGS = {"rewards": REWARDS, "rollout.group_size": 4}
 
 
@@ -111,7 +112,7 @@ def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[s
     assert drawn(browser, "kl/ref/drift")["β 0.04 · sync 4 · s0"][1] == expected
     marks = asked(browser, "syncMarks().filter((one) => one.text.includes(' s0'))")
     assert [mark["step"] for mark in marks] == [4.5, 8.5, 12.5]
-    assert marks[0]["text"].endswith("reference sync after step 4, KL 0.2 → 0 nats per token")
+    assert marks[0]["text"].endswith("reference sync after step 4, KL to the reference 0.2 → 0 nats per token")
     bells = browser.evaluate("document.querySelector('.bells').innerText")
     assert bells.count("0.000 → 0.500") == 6
 
@@ -121,14 +122,53 @@ def test_pointing_reads_every_run_in_every_chart(opened: tuple[Browser, dict[str
     browser, _ = opened
     browser.evaluate("hovered = 4; all().forEach(readOut)")
     read = asked(browser, "CHARTS.map((chart) => [chart.when.textContent, chart.legend.innerText])")
-    assert {when for when, _ in read} == {"step 4"}
+    # A sync is told beside the KL to the reference alone, at the top, where nothing grows.
+    assert [when for when, _ in read] == ["step 4, sync 0.2 → 0, 0.2 → 0" if at == 1 else "step 4" for at in range(7)]
     entropy = next(
         text
         for key, (_, text) in zip(asked(browser, "CHARTS.map((chart) => chart.key)"), read, strict=True)
         if "entropy" in key
     )
     assert entropy.split() == ["0.96"] * 6
-    assert read[1][1].count("sync 0.2 → 0") == 2
+    browser.evaluate("hovered = 6; all().forEach(readOut)")  # the probes are of steps 4, 8 and 12
+    assert asked(browser, "CHARTS.map((chart) => chart.when.textContent)") == [*["step 6"] * 3, "step 8", *["step 6"] * 3]
+    browser.evaluate("RUNS[0].last_step = 5; RUNS[1].curves['kl/probe/full_init'].steps[1] = 7; draw()")
+    reads = (
+        "CHARTS.filter((chart) => /reward|probe/.test(chart.key)).map((one) => [one.when.textContent, one.legend.innerText])"
+    )
+    (top, reward), (_, exact) = asked(browser, reads)
+    assert (top, reward.split()[0], exact.split()[:4]) == ("step 6", DASH, [DASH, *exact.split()[1:2], "at", "7"])
+    browser.evaluate("RUNS[0].last_step = 12; RUNS[1].curves['kl/probe/full_init'].steps[1] = 8; hovered = null; draw()")
+
+
+@pytest.mark.proof
+def test_a_finger_reads_a_chart_and_what_it_has_read_stays(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, _ = opened
+    left = "CHARTS[0].box.querySelector(':scope > svg').getBoundingClientRect().left"
+    for kind in ("pointerdown", "pointerup", "pointerleave"):
+        about = f"{{pointerType: 'touch', clientX: CHARTS[0].x(4) + {left}}}"
+        browser.evaluate(f"CHARTS[0].box.dispatchEvent(new PointerEvent('{kind}', {about}))")
+    assert browser.evaluate("CHARTS[4].when.textContent") == "step 4"
+    browser.evaluate("hovered = null; draw()")
+
+
+@pytest.mark.proof
+def test_what_an_axis_cannot_show_is_a_gap_or_said(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, _ = opened
+    texts = "[...CHARTS[1].box.querySelectorAll('text')].map((one) => one.textContent)"
+    kept = "RUNS[0].curves['kl/ref/drift'].values"
+    browser.evaluate(f"window.kept = [...{kept}]; {kept}[4] = 900; draw()")
+    assert any(text.startswith("axis bent above 0.") for text in asked(browser, texts))
+    browser.evaluate(f"{kept}[4] = -0.1; {kept}[7] = 0; $('log').querySelector('input').click()")
+    assert browser.evaluate("CHARTS[1].box.querySelector('path[style*=stroke]:not(.sync):not([style*=transparent])') !== null")
+    lines = "[...CHARTS[1].box.querySelectorAll(':scope > svg > svg > path')].map((one) => one.getAttribute('d'))"
+    assert max(line.count("M") for line in asked(browser, lines)) == 3  # before, between and after the two
+    browser.evaluate(f"$('log').querySelector('input').click(); {kept}.splice(0, 12, ...window.kept)")
+    # Between two probes the axis is that of the line from one to the other.
+    browser.evaluate("Object.assign(VIEW, {from: 5, to: 7}); draw()")
+    ticks = "[...CHARTS[3].box.querySelectorAll('text')].map((one) => Number(one.textContent))"
+    assert max(tick for tick in asked(browser, ticks) if tick and tick < 5) < 0.5
+    browser.evaluate("Object.assign(VIEW, {from: 0, to: 12}); draw()")
 
 
 @pytest.mark.proof
@@ -147,10 +187,12 @@ def test_a_click_hides_a_run_and_zoom_and_figures_are_kept(opened: tuple[Browser
     left, top = asked(
         browser, "(box => [box.x, box.y + 60])(CHARTS[0].box.querySelector(':scope > svg').getBoundingClientRect())"
     )
-    for kind, step in (("mousePressed", 2), ("mouseMoved", 6), ("mouseReleased", 6)):
+    for kind, step in (("mousePressed", 6), ("mouseMoved", 2), ("mouseMoved", -4), ("mouseReleased", -4)):  # it ends outside
         at = left + browser.evaluate(f"CHARTS[0].x({step})")
         browser._ask("Input.dispatchMouseEvent", type=kind, x=at, y=top, button="left", buttons=1, clickCount=1)
     browser.wait_for("VIEW.to === 6")
+    assert asked(browser, "[VIEW.from, VIEW.to]") == [0, 6]
+    browser.evaluate("VIEW.from = 2; draw(); remember()")
     browser.evaluate("window.isOld = true; location.reload()")
     browser.wait_for(f"!window.isOld && {DRAWN} && VIEW.from === 2 && VIEW.to === 6")
     assert hidden not in drawn(browser, "loss/total")
@@ -167,6 +209,16 @@ def test_the_mean_of_seeds_is_a_line_a_setting(opened: tuple[Browser, dict[str, 
     found = drawn(browser, "reward/mean")
     assert len(found) == 3
     assert found["β 0 · sync never, mean of 2"][1] == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+    # A run that has nothing does not take its setting away.
+    browser.evaluate("window.kept = RUNS[1].curves; RUNS[1].curves = {}; draw()")
+    assert drawn(browser, "reward/mean")["β 0 · sync never"][1] == one
+    assert browser.evaluate("document.querySelectorAll('.bells .name').length") == 3
+    browser.evaluate("RUNS[1].curves = window.kept; draw()")
+    # A thinned chart says so, and its lines stay lines.
+    browser.evaluate("D.metrics['reward/mean'].every = 3")
+    chart = "((chart) => [chart.about, chart.smooth, chart.read()[0].points])(panel('reward/mean', {smooth: true}))"
+    assert asked(browser, chart) == ["reward per completion, every 3 steps", False, False]
+    browser.evaluate("D.metrics['reward/mean'].every = 1")
     browser.evaluate("$('means').querySelector('input').click()")
 
 
@@ -182,6 +234,15 @@ def test_answers_stand_side_by_side_and_nothing_in_them_acts(opened: tuple[Brows
         browser, "[...document.querySelector('#cards .card').querySelectorAll('mark')].map((one) => one.textContent)"
     )
     assert marked == ["c0", HOSTILE, "again"]
+    # What differs is known against the first run: without it nothing is marked.
+    assert "Underlined" in browser.evaluate("$('shown').textContent")
+    browser.evaluate("document.querySelectorAll('#legend button')[0].click()")
+    assert browser.evaluate("document.querySelectorAll('#cards mark, #cards .same').length") == 0
+    assert "Underlined" not in browser.evaluate("$('shown').textContent")
+    browser.evaluate("document.querySelectorAll('#legend button').forEach((one, at) => at && one.click())")
+    assert browser.evaluate("CHARTS[0].box.querySelector('text').textContent") == "no run is shown"
+    assert "no run is shown" in browser.evaluate("document.querySelector('.bells').innerText")
+    browser.evaluate("document.querySelectorAll('#legend button').forEach((one) => one.click())")
     browser.evaluate("$('search').value = 'nowhere'; $('search').dispatchEvent(new Event('input'))")
     assert asked(browser, rows) == []
     assert HOSTILE in browser.text()

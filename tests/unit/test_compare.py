@@ -15,7 +15,7 @@ from scipy import stats
 from grpo_core.compare.comparison import LENGTHS, RunComparison, compare_sources, shared_ends
 from grpo_core.compare.page import TABLES, render_comparison, write_comparison
 from grpo_core.compare.runs import MOST_RUNS, Source
-from grpo_core.compare.samples import side_by_side
+from grpo_core.compare.samples import MOST_ACROSS, side_by_side
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Journal, read_journal
@@ -233,10 +233,12 @@ def test_too_many_runs_are_refused_and_of_a_sweep_some_are_shown(tmp_path: Path)
 def test_short_runs_and_runs_under_way_are_drawn(
     tmp_path: Path, sweep: list[Path], steps: int, end: str | None, overrides: dict[str, Any]
 ) -> None:
-    run = write_compared(tmp_path / "run", overrides, steps=steps, end=end)
+    run = write_compared(tmp_path / "run", overrides, steps=steps, end=end, correct=(False,) * 4)
     for folders in ([run.path], [sweep[0], run.path]):
         page = write_comparison(compared(*folders), tmp_path / "out")
         assert page.read_text().startswith("<!DOCTYPE html>")
+        # An accuracy that training did not change is not one that is still to come.
+        assert ("0.000 → …" in page.read_text(), "0.000 → 0.000" in page.read_text()) == (end is None, end is not None)
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
@@ -306,6 +308,7 @@ def test_every_figure_of_the_page_is_the_journals_in_the_order_in_which_people_l
         row = page.text[page.text.index(str(folder)) - 120 : page.text.index(str(folder))]
         assert f"{math.fsum(ends) / LAST_STEPS:.3f}" in row
     assert "0.000 → 0.750" in page.text  # beta 0.1, seed 1: three of four right
+    assert "-0.010 (-0.010 · -0.010)" in page.text  # reward of beta 0.1: of two seeds no interval, each one's own difference
     # One colour a setting, one dash a seed.
     assert [run["colour"] for run in data["runs"]] == [0, 0, 1, 1, 2, 2]
     assert [run["dash"] for run in data["runs"]] == ["solid", "dash"] * 3
@@ -316,16 +319,31 @@ def test_every_figure_of_the_page_is_the_journals_in_the_order_in_which_people_l
     assert page.tags.count("details") >= 4
 
 
-def test_many_long_curves_are_thinned_and_the_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_compared(tmp_path / "run", figures={5: {"reward/mean": 9.0}}, steps=60)
-    monkeypatch.setattr("grpo_core.compare.page.MOST_POINTS", 100)
-    data = data_of(render_comparison(compared(run.path)))
-    assert all(len(curve["steps"]) <= 16 for curve in data["runs"][0]["curves"].values())
-    assert max(data["runs"][0]["curves"]["reward/mean"]["values"]) == 9.0
+def test_many_long_curves_are_thinned_to_the_same_steps_and_the_page_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Witness: the journals."""
+    lengths = {"long": 60, "short": 47}
+    runs = [
+        write_compared(tmp_path / name, {"training.seed": at}, steps=steps) for at, (name, steps) in enumerate(lengths.items())
+    ]
+    monkeypatch.setattr("grpo_core.compare.page.MOST_POINTS", 400)
+    data = data_of(render_comparison(compared(*(run.path for run in runs))))
+    assert (data["metrics"]["reward/mean"]["every"], data["metrics"]["kl/probe/full_init"]["every"]) == (2, 1)
+    for run_dir, run, last in zip(runs, data["runs"], lengths.values(), strict=True):
+        steps = [step for step in range(1, last + 1) if step == 1 or step % 2 == 0 or step in lengths.values()]
+        curve = run["curves"]["reward/mean"]
+        assert curve["steps"] == steps
+        exact = {one.step: one.metrics["reward/mean"] for one in read_journal(run_dir.journal_file) if one.kind == "step"}
+        assert curve["values"] == pytest.approx([exact[step] for step in steps], rel=1e-5)
+        assert max(len(str(value)) for value in curve["values"]) <= 8
 
 
 def test_completions_stand_side_by_side_where_seed_and_prompts_are_the_same(tmp_path: Path) -> None:
-    """Witness: the tables of completions."""
+    """Witness: the tables of completions.
+
+    A run that died before its first completions takes none of the others' away.
+    """
     runs = [
         write_compared(tmp_path / name, {"rewards": REWARDS, "rollout.group_size": 4} | changes, prompts=prompts)
         for name, changes, prompts in (
@@ -339,10 +357,12 @@ def test_completions_stand_side_by_side_where_seed_and_prompts_are_the_same(tmp_
         write_table(run, 1)
         write_table(run, 12, texts=("1", f"2{run.path.name}", LONG, f"{LONG}{run.path.name}{LONG}"))
     write_table(runs[0], 7)  # the others have not kept it
-    samples, notes = side_by_side(compared(*(run.path for run in runs)).runs)
+    died = write_compared(tmp_path / "died", {"rewards": REWARDS, "rollout.group_size": 4, "loss.beta": 0.5}, steps=0, end=None)
+    samples, notes = side_by_side(compared(*(run.path for run in (*runs, died))).runs)
     (part,) = samples
     assert (part["seed"], part["runs"], [step["step"] for step in part["steps"]]) == (0, [0, 1], [1, 12])
-    assert notes == ["with the seed, prompts and sampler of no other run: β 0.1 · s1, β 0.2 · s0"]
+    alone = "no other run with completions has the seed, prompts and sampler"
+    assert notes == ["no completions were kept: β 0.5 · s0", f"{alone}: β 0.1 · s1, β 0.2 · s0"]
     tables = [pandas.read_parquet(run.completions_file(12)) for run in runs[:2]]
     for number, card in enumerate(part["steps"][1]["cards"]):
         for index, row in enumerate(card["rows"]):
@@ -356,4 +376,20 @@ def test_completions_stand_side_by_side_where_seed_and_prompts_are_the_same(tmp_
     assert fourth[1][6] == len(fourth[1][0])  # what differs is in the part that is left out
     assert part["steps"][0]["total"] == len(part["steps"][0]["cards"]) == 4
     other_seed = side_by_side(compared(runs[0].path, runs[2].path).runs)
-    assert other_seed == ([], ["with the seed, prompts and sampler of no other run: β 0 · s0, β 0.1 · s1"])
+    assert other_seed == ([], [f"{alone}: β 0 · s0, β 0.1 · s1"])
+
+
+def test_steps_without_a_shared_prompt_give_way_and_runs_that_are_left_out_are_named(tmp_path: Path) -> None:
+    """Runs with other prompts in most steps: of 12 steps that all kept, two have a prompt of all."""
+    runs = [
+        write_compared(tmp_path / f"{number}", {"rewards": REWARDS, "rollout.group_size": 4, "loss.beta": number / 100})
+        for number in range(MOST_ACROSS + 1)
+    ]
+    for number, run in enumerate(runs):
+        for step in range(1, 13):
+            write_table(run, step, prompts=1)
+            if number == 1 and step not in {3, 4}:
+                table = pandas.read_parquet(run.completions_file(step))
+                table.assign(prompt_id=9).to_parquet(run.completions_file(step), index=False)
+    ((part,), notes) = side_by_side(compared(*(run.path for run in runs)).runs)
+    assert ([step["step"] for step in part["steps"]], part["more"], notes) == ([3, 4], ["β 0.06"], [])
