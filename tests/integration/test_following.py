@@ -26,7 +26,7 @@ def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: An
     journal.close()
     follower = Follower(run_dir)
     with follower.bar:
-        follower.begin()
+        follower.begin(evaluates=True)
     text = (
         "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats; lower optimizer.lr or raise loss.beta (docs/collapse.md)"
     )
@@ -42,7 +42,7 @@ def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -
     began = time.monotonic()
     follower = Follower(run_dir, shown=False)
     with closing(Journal(run_dir.journal_file)) as journal:
-        follower.begin()
+        follower.begin(evaluates=True)
         write_process_state(run_dir.process_file, ProcessState(pid=os.getpid(), returncode=None))
         time.sleep(0.25)
         follower.look()  # before it begins, it evaluates the initial policy
