@@ -23,6 +23,8 @@ def shape(name: str, work: Work) -> object:
 @pytest.mark.parametrize("padded", [pytest.param(False, id="packed"), pytest.param(True, id="padded", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("work", [shape(name, work) for name, work in (WORKS | ADAPTED).items()])
 def test_estimates_are_within_a_quarter_of_what_was_allocated(work: Work, padded: bool) -> None:
+    if work.dtype == "bfloat16" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("a processor without AVX-512 emulates bfloat16, and its products allocate more")
     packed = not padded and why_plain(work.model()[0], "float32") is None
     peaks = peaks_of(work, CPU, padded=padded, packed=packed, peak=peak_on_cpu)
     assert peaks.update[1] > (GB if work.rank is None else GB // 2)
