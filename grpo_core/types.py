@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
-"""One chat message: {"role": ..., "content": ...}. Content is a string today; a list of parts leaves room for images."""
+"""One chat message: {"role": ..., "content": ...}. Content is text or, where it has images, a list of parts: {"type": "text",
+"text": ...} and {"type": "image"}, of which the images of the prompt take the places in order."""
 
 Conversation = tuple[Message, ...]
 
@@ -15,9 +16,12 @@ SCHEDULE = "reference.sync_steps"
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model is given of a prompt; what else it reads than tokens will stand beside them."""
+    """What a model is given of a prompt; prompts of the same tokens and images are the same to it."""
 
     token_ids: tuple[int, ...]
+    """Those that stand for its images among them, one for each place that a feature takes."""
+    images: tuple[str, ...] = ()
+    """Digests of its images, in order."""
 
     def __len__(self) -> int:
         """Return how many positions it takes."""
@@ -39,14 +43,16 @@ class Prompt:
     text: str
     """What the model is given: the content after the chat template."""
     token_ids: tuple[int, ...]
-    """`text` as tokens."""
+    """`text` as tokens; each image as those that take the places of its features."""
     columns: Mapping[str, Any]
     """The row's other columns, passed to reward functions by name."""
+    images: tuple[str, ...] = ()
+    """SHA-256 of each of its images, in order: the names of files in the run's `data/images`."""
 
     @property
     def model_input(self) -> ModelInput:
         """What policy, reference and sampler are given."""
-        return ModelInput(self.token_ids)
+        return ModelInput(self.token_ids, self.images)
 
     @property
     def answer(self) -> str | None:

@@ -76,6 +76,8 @@ class ModelConfig(Section):
     """Run Python code that comes with a hub model. Off: a model that needs it fails to load."""
     lora: LoraConfig | None = None
     """An adapter is trained, and the model's own weights stay as they are; null = all weights are trained."""
+    freeze: tuple[Literal["vision"], ...] = Field(default=(), max_length=1)
+    """Parts whose weights stay as they are: `vision`, the tower of a model that reads images and what joins it to the text."""
 
 
 class DataConfig(Section):
@@ -98,6 +100,10 @@ class DataConfig(Section):
     answer_column: Column | None = "answer"
     """Column that holds the gold answer, or a path into one (`reward_model.ground_truth`); passed to rewards as `answer`.
     Text, a number, true or false; null = there is none."""
+    image_column: Column | None = None
+    """Column that holds a prompt's image, or a list of them; null = `images`, else `image`, where the model reads images."""
+    max_image_pixels: int = Field(default=1_000_000, ge=1, le=100_000_000)
+    """Images of more pixels are made smaller, to the same proportions, and counted."""
     answer_after: Column | None = None
     """Only what follows the last occurrence of this marker in the answer column is the gold answer (GSM8K: `####`)."""
     system_prompt: str | None = Field(default=None, max_length=1_000_000)

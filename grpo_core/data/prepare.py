@@ -107,7 +107,8 @@ def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
 
 def _write(path: Path, prompts: Sequence[Prompt]) -> str:
     """Write prompts, one a line; return the SHA-256 of the file."""
-    text = "".join(json.dumps(vars(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
+    rows = ({key: value for key, value in vars(prompt).items() if key != "images" or value} for prompt in prompts)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_whole(path, text)
     return hashlib.sha256(text.encode()).hexdigest()
 
