@@ -19,14 +19,16 @@ class Outline:
     """A model of transformers.
 
     `linear_layers` are {name: (inputs, outputs)} of the layers that can have an adapter: plain linear ones, but the vocabulary
-    head; `unreached` {name: weights} of all other matrices: of experts, routers, convolutions; not of embeddings. `positions`
-    are the tokens of the longest text, by its configuration; None = any.
+    head, and in the decoder of a model that reads images; `unreached` {name: weights} of all other matrices: of experts,
+    routers, convolutions; not of embeddings and the tower. `positions` are the tokens of the longest text, by its
+    configuration; None = any. `tower` are the weights that read images and join them to the text.
     """
 
     parameters: int
     linear_layers: Mapping[str, Sides]
     unreached: Mapping[str, int]
     positions: int | None
+    tower: int = 0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Outline":
