@@ -33,7 +33,7 @@ from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_image, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.model_images import ModelImages
-from grpo_core.policy.outline import Outline
+from grpo_core.policy.outline import Outline, freeze_fault
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.processor import EncodedText, load_processor
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
@@ -113,16 +113,16 @@ def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Pa
     Raises:
         ModelError: it is asked for and there is none, or the processor cannot be loaded.
     """
-    wants_frozen = bool(config.model.freeze)
+    tower, is_frozen = tower_parameters(model), bool(config.model.freeze)
+    if (fault := freeze_fault(config, len(tower))) is not None:
+        raise ModelError(fault)
     processor = load_processor(base, config.model.trust_remote_code) if reads_images(model) else None
     if processor is None:
-        if wants_frozen:
-            raise ModelError(f"model.freeze: [{', '.join(config.model.freeze)}], and {base} reads no images; set it to []")
         return None
-    for weights in tower_parameters(model) if wants_frozen else ():
+    for weights in tower if is_frozen else ():
         weights.requires_grad_(False)
     found = ModelImages.in_folder(base, processor, images, config.data.max_image_pixels)
-    return replace(found, is_frozen=wants_frozen or config.model.lora is not None)  # an adapter is of the decoder alone
+    return replace(found, is_frozen=is_frozen or config.model.lora is not None)  # an adapter is of the decoder alone
 
 
 def _begin_with(policy: Policy, config: RunConfig, place: Path, weights: Weights) -> None:

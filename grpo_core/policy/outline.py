@@ -62,6 +62,13 @@ def beyond_positions(config: RunConfig, outline: Outline) -> str | None:
     )
 
 
+def freeze_fault(config: RunConfig, tower: int) -> str | None:
+    """Return that a run asks for a frozen tower, and its model, which has so many weights in one, has none; else None."""
+    if not config.model.freeze or tower:
+        return None
+    return f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"
+
+
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
 FLOAT_BYTES = 4
 FULL_KL_COPIES = 4

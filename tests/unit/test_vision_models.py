@@ -1,6 +1,5 @@
 """Models that read images: whatever is shared by rows, values and gradients are those of each row alone, by transformers."""
 
-import copy
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.images import ImageFolder
-from grpo_core.policy import loading, vision
+from grpo_core.policy import vision
 from grpo_core.policy.fast import path
-from grpo_core.policy.fast.path import COMPLETIONS, SamplingPath
+from grpo_core.policy.fast.path import COMPLETIONS
 from grpo_core.policy.forward import EncodedPrefix
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
