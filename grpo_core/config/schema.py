@@ -47,7 +47,7 @@ class LoraConfig(Section):
     """Has to be 0, for the policy that is trained to be the one that made the rollouts."""
     target_modules: tuple[Text, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Linear layers that get an adapter, by their names or the ends of them, such as `[q_proj, v_proj]`; null = every one but
-    the vocabulary head."""
+    the vocabulary head. Of a model that reads images they are those of its text part."""
     init_from: Source | None = None
     """Folder of a PEFT adapter to begin with: it is the initial policy then; null = begin with the model itself."""
     reference_rank: int | None = Field(default=None, ge=1, le=65_536)

@@ -144,7 +144,7 @@ def open_evaluator(
     rewards, verdicts = open_rewards(config, run_dir)
     verifier = pick_verifier(rewards, config)
     start_workers([verifier])
-    policy = open_policy(folder, config, stored_initial)
+    policy = open_policy(folder, config, stored_initial, images=None if run_dir is None else run_dir.images)
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
 
 
