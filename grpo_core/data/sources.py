@@ -1,4 +1,4 @@
-"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`; and score an answer as a reasoning-gym task does.
+"""Read raw rows: `reasoning_gym:<task>`, `shapes:<task>`, `file:<path>`, `hub:<dataset>`; score an answer as a gym task does.
 
 Adding a source: one function that returns rows of plain JSON values, one line in `read_rows`, its name in `config/names.py`.
 What of a file cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out.
@@ -26,6 +26,7 @@ from pydantic_core import from_json
 
 from grpo_core.config import DataConfig
 from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
+from grpo_core.data.shapes import shapes_rows
 from grpo_core.errors import DataError, cause, name_of, shown
 from grpo_core.machine.disk import jsonable
 from grpo_core.policy.sources.find import why_hub_is_away
@@ -48,6 +49,8 @@ def read_rows(config: DataConfig, count: int | None = None) -> list[Row]:
     match kind:
         case "reasoning_gym":
             rows = gym_rows(name, config.task_args, most, config.seed)
+        case "shapes":
+            rows = shapes_rows(name, most or MADE_ROWS, config.seed)
         case "file":
             rows = _file_rows(file_of(name), most if count else None)
         case _:

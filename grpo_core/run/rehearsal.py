@@ -21,6 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
+from grpo_core.config.names import MADE_KINDS
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
 from grpo_core.data.prompts import check_rows, count_held_out, few_prompts, limit_of, tokenized
 from grpo_core.data.sources import Row, file_of, read_rows
@@ -34,7 +35,7 @@ from grpo_core.types import Prompt
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
 MADE = 20
-"""How many rows of a reasoning-gym task, each of which a program makes."""
+"""How many rows that a program makes, each when it is asked for."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
 UNUSED = ("scipy", "sklearn")
@@ -68,7 +69,7 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
     yield "doing", f"data.source {config.data.source}"
     kind, _, name = config.data.source.partition(":")
     is_whole = kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
-    most = MADE if kind == "reasoning_gym" else max(ROWS, config.rollout.num_prompts_per_step)
+    most = MADE if config.data.source.startswith(MADE_KINDS) else max(ROWS, config.rollout.num_prompts_per_step)
     rows = read_rows(config.data, None if is_whole else most)
     check_rows(rows, config.data)
     prompts, answers = untokenized(rows, config), defaultdict[str, set[str]](set)
