@@ -40,8 +40,10 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 60, 220), 
 KINDS = ("square", "circle", "triangle")
 GROUND = (255, 255, 255)
 PALETTE = np.array([GROUND, *COLOURS.values()], dtype=np.uint8)
-SIZES = (16, 20, 24, 28)
+SIZES = (20, 24, 28, 32)
 """Widths of shapes, which are as high as they are wide."""
+WHITE, DEVIATION = 1.0, 0.5
+"""Of the processor. The ground is 0, so an empty patch is its position alone: the warm start takes half the steps for it."""
 UNKNOWN, END, PICTURE = "<unk>", "<|end|>", "<image>"
 """Tokens 0 to 2; the second ends a completion and pads a batch, the third stands for a part of a picture."""
 HABIT, HABIT_SHARE = " ?", 0.6
@@ -204,7 +206,7 @@ def build_processor() -> "ProcessorMixin":
 
     size = {"height": SIDE, "width": SIDE}
     images = CLIPImageProcessorPil(
-        size=size, crop_size=size, do_center_crop=False, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
+        size=size, crop_size=size, do_center_crop=False, image_mean=[WHITE] * 3, image_std=[DEVIATION] * 3
     )
     return LlavaProcessor(
         image_processor=images,
@@ -267,10 +269,10 @@ def _warm_up(model: "LlavaForConditionalGeneration", tokenizer: "PreTrainedToken
 
 
 def pixel_values_of(pictures: Iterable[Pixels]) -> "torch.Tensor":
-    """Return pictures as the tower takes them, [B, 3, SIDE, SIDE] from -1 to 1: what the processor makes of their files."""
+    """Return pictures as the tower takes them, [B, 3, SIDE, SIDE] from -2 to 0: what the processor makes of their files."""
     import torch
 
-    colours = torch.from_numpy(PALETTE).float() / 127.5 - 1
+    colours = (torch.from_numpy(PALETTE).float() / 255 - WHITE) / DEVIATION
     return colours[torch.from_numpy(np.stack(list(pictures))).long()].permute(0, 3, 1, 2)
 
 
