@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_core.config import DataConfig, RunConfig
 from grpo_core.config.inert import warning_if
-from grpo_core.config.names import CHARACTERS_PER_TOKEN
+from grpo_core.config.names import CHARACTERS_PER_TOKEN, MADE_KINDS
 from grpo_core.data.contents import raw_content
 from grpo_core.data.encoding import ImageEncoder, processor_facts
 from grpo_core.data.endings import prompt_text, require_open_end
@@ -211,7 +211,7 @@ def few_prompts(config: RunConfig, num_train: int, num_held_out: int) -> list[st
     measured = min(num_held_out, config.evaluation.num_prompts or num_held_out)
     findings = (
         warning_if(  # of a task that makes them the configuration alone tells
-            num_train < asked and not data.source.startswith("reasoning_gym:"),
+            num_train < asked and not data.source.startswith(MADE_KINDS),
             f"rollout.num_prompts_per_step: {asked} is more than the {num_train} training prompts of data.source {data.source}"
             ": prompts repeat within a step",
         ),

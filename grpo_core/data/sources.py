@@ -1,4 +1,4 @@
-"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`; and score an answer as a reasoning-gym task does.
+"""Read raw rows: `reasoning_gym:<task>`, `shapes:<task>`, `file:<path>`, `hub:<dataset>`; score an answer as a gym task does.
 
 Adding a source: one function that returns rows of plain JSON values, one line in `read_rows`, its name in `config/names.py`.
 What of a file cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out.
@@ -27,6 +27,7 @@ from pydantic_core import from_json
 from grpo_core.config import DataConfig
 from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
 from grpo_core.data.row_images import RowReader, kept_images, undecoded
+from grpo_core.data.shapes import shapes_rows
 from grpo_core.errors import DataError, cause, name_of, shown
 from grpo_core.machine.disk import jsonable
 from grpo_core.policy.sources.find import why_hub_is_away
@@ -47,16 +48,16 @@ def read_rows(config: DataConfig, count: int | None = None, *, with_images: bool
     """
     kind, _, name = config.source.partition(":")
     most = min(filter(None, (count, config.size)), default=None)
+    reader = _reader(kind, name, config) if with_images else None
     match kind:
         case "reasoning_gym":
             rows = gym_rows(name, config.task_args, most, config.seed)
+        case "shapes":
+            made = shapes_rows(name, most or MADE_ROWS, config.seed)
+            rows = [jsonable(row) if reader is None else reader.take(row, index) for index, row in enumerate(made)]
         case "file":
-            path = file_of(name)
-            reader = RowReader(config, kept_images(config), path.parent) if with_images else None
-            rows = _file_rows(path, most if count or reader else None, reader)
+            rows = _file_rows(file_of(name), most if count or reader else None, reader)
         case _:
-            caches = _hub_caches() if with_images else Path()
-            reader = RowReader(config, kept_images(config), caches, takes_absolute=True) if with_images else None
             rows = hub_rows(name, config.hub_config, config.hub_split, most if count or reader else None, reader)
     if not rows:
         raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
@@ -113,10 +114,13 @@ def _check_allowed(task: str) -> None:
         )
 
 
-def _hub_caches() -> Path:
-    from huggingface_hub import constants
+def _reader(kind: str, name: str, config: DataConfig) -> RowReader:
+    """Return what reads images of rows: below the folder of a file, or in the caches of the hub's clients."""
+    if kind == "hub":
+        from huggingface_hub import constants
 
-    return Path(constants.HF_HOME)
+        return RowReader(config, kept_images(config), Path(constants.HF_HOME), takes_absolute=True)
+    return RowReader(config, kept_images(config), file_of(name).parent)
 
 
 def hub_rows(

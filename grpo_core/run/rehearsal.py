@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
+from grpo_core.config.names import MADE_KINDS
 from grpo_core.data.encoding import ImageEncoder, images_note, seen_images
 from grpo_core.data.endings import doubtful_template, end_of, end_tokens_of
 from grpo_core.data.prepare import load_encoder
@@ -42,7 +43,7 @@ ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 ROWS_WITH_IMAGES = 100
 """How many of them are tokenized where the model reads images, each of which has to be opened and resized."""
 MADE = 20
-"""How many rows of a reasoning-gym task, each of which a program makes."""
+"""How many rows that a program makes, each when it is asked for."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
 UNUSED = ("scipy", "sklearn")
@@ -76,6 +77,8 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
     yield "doing", f"data.source {config.data.source}"
     kind, _, name = config.data.source.partition(":")
     is_whole = kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
+    most = MADE if config.data.source.startswith(MADE_KINDS) else max(ROWS, config.rollout.num_prompts_per_step)
+    rows = read_rows(config.data, None if is_whole else most)
     most = MADE if kind == "reasoning_gym" else max(ROWS, config.rollout.num_prompts_per_step)
     folder = model_here(config.model.source)
     with_images = folder is not None and reads_images(folder)

@@ -33,6 +33,7 @@ def png(number: int) -> bytes:
 
 def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]], files: Mapping[str, bytes] | None = None) -> Path:
     """Write rows as JSON lines, or as a table where they hold bytes, and files beside them; return where the rows are."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
