@@ -76,7 +76,7 @@ def init(
     """
     module, command_path, own = _module_of(name), path_argument(name / "config.yaml"), bool(data or model)
     source, model = data or f"file:{name / ROWS}", model or ("bundled:smollm2-135m" if data else "scratch:sums")
-    if not source.startswith(("file:", "hub:", "reasoning_gym:")):
+    if not source.startswith(("file:", "hub:", "reasoning_gym:", "shapes:")):
         source = f"file:{source}"
     import jinja2
 
