@@ -49,9 +49,13 @@ class TextAndImages:
             raise ValueError(
                 f"the text has {places} places for images ({self.placeholder}), and there are {len(images)} images"
             )
-        found = self.processor(
-            text=[text], images=list(images) or None, add_special_tokens=add_special_tokens, return_tensors="pt"
-        )
+        feature = self.processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
+        if feature != self.placeholder and feature in text:  # Gemma 3 puts it there itself, and does not look for others
+            raise ValueError(f"the text holds {feature}, which stands for a part of an image")
+        how = {"add_special_tokens": add_special_tokens, "return_tensors": "pt"}
+        if not images:  # as text alone: the processors of some models refuse that
+            return EncodedText(token_ids=tuple(self.processor.tokenizer([text], **how).input_ids[0].tolist()), tensors={})
+        found = self.processor(text=[text], images=[list(images)], **how)  # by prompt: LLaVA-OneVision counts them
         ids = tuple(found.pop("input_ids")[0].tolist())
         left_out = ("attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
         return EncodedText(token_ids=ids, tensors={name: one for name, one in found.items() if name not in left_out})
@@ -72,12 +76,13 @@ def load_processor(folder: Path, trust_remote_code: bool = False) -> TextAndImag
             return None
         kind = PROCESSOR_MAPPING[type(config)]
         kind = Idefics3Processor if kind.__name__ == AS_IDEFICS else kind
-        processor = _without_video(kind).from_pretrained(folder, trust_remote_code=trust_remote_code)
-    placeholder = getattr(processor, "boi_token", None) or processor.image_token
-    return TextAndImages(processor=processor, placeholder=placeholder, placeholder_id=int(config.image_token_id))
+        processor = without_video(kind).from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return TextAndImages(processor=processor, placeholder=str(processor.image_token), placeholder_id=int(config.image_token_id))
 
 
-def _without_video(kind: type[Any]) -> type[Any]:
+def without_video(kind: type[Any]) -> type[Any]:
+    """Return a processor's class without its part for video, under its own name."""
+
     def get_attributes(_: type[Any]) -> list[str]:
         return [name for name in kind.get_attributes() if "video" not in name]
 
