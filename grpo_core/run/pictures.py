@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from grpo_core.errors import DataError
 from grpo_core.images import ImageFolder
+from grpo_core.run.boxes import Box
 from grpo_core.run.folder import RunDir
 
 SIDE = 256
 """Pixels of the longer side of a picture; larger images are made smaller."""
 MOST_LOSSLESS, MOST_BYTES, QUALITY = 3_000, 12_000, 50
 """Bytes up to which a picture is kept as it is, and those from which on it is made half as large."""
+
+GOLD, PREDICTED = ((8, 8, "black"), (7, 6, "#ffd000")), ((1, 4, "white"), (0, 2, "#0a5fd0"))
+"""Lines of a box, one over the other: how many pixels outside of the box they begin, how wide they are, and their colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,30 @@ def webp(image: Image.Image) -> bytes:
     if len(content) > MOST_BYTES:  # such as noise
         content = _saved(image.reduce(2), quality=QUALITY)
     return content
+
+
+def no_picture() -> bytes:
+    """Return what stands where a table has no picture: a WebP file that says so."""
+    image = Image.new("RGB", (96, 24), "#dddddd")
+    ImageDraw.Draw(image).text((8, 6), "no image here", fill="#333333")
+    return _saved(image, lossless=True)
+
+
+def draw_boxes(picture: Picture, gold: Box | None, predicted: Sequence[Box]) -> bytes:
+    """Return a picture with the gold box in yellow and predicted ones in blue, as a WebP file; boxes in the image's pixels."""
+    image = Image.open(io.BytesIO(picture.content)).convert("RGB")
+    times = max(1, SIDE // max(image.size))
+    image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+    draw = ImageDraw.Draw(image)
+    for box, lines in (*((one, GOLD) for one in [gold] if one), *((one, PREDICTED) for one in predicted)):
+        corners = [
+            min(max(-SIDE, value * image.size[at % 2] / picture.size[at % 2]), 2 * SIDE)  # no further than what is to be seen
+            for at, value in enumerate(box)
+        ]
+        (left, right), (top, bottom) = sorted(corners[::2]), sorted(corners[1::2])
+        for reach, width, colour in lines:
+            draw.rectangle((left - reach, top - reach, right + reach, bottom + reach), outline=colour, width=width)
+    return webp(image)
 
 
 def _saved(image: Image.Image, **options: Any) -> bytes:
