@@ -36,8 +36,9 @@ def box_scale(run_dir: RunDir, config: RunConfig, images: Sequence[str]) -> Scal
         return None
     if (coordinates := args.get("coordinates", "image")) == "image":
         return 1.0, 1.0
-    known = _sizes(run_dir.data).get(images[0])
-    if known is None or coordinates not in ("input", "thousandths"):
+    try:
+        known = _sizes(run_dir.data)[images[0]]
+    except (OSError, ValueError, TypeError, KeyError):  # not there, or damaged
         return None
     (width, height), (across, down) = known["size"], known["input_size"] if coordinates == "input" else (1000, 1000)
     return width / across, height / down
@@ -46,11 +47,8 @@ def box_scale(run_dir: RunDir, config: RunConfig, images: Sequence[str]) -> Scal
 @lru_cache(maxsize=8)
 def _sizes(folder: Path) -> dict[str, dict[str, Sequence[int]]]:
     """Return (width, height) of frozen images by digest: `size` of the file, `input_size` of what the model is given."""
-    try:
-        lines = [json.loads(line) for line in (folder / "images.jsonl").read_bytes().splitlines()]
-        return {line["sha256"]: {key: line[key] for key in ("size", "input_size")} for line in lines}
-    except (OSError, ValueError, TypeError, KeyError):  # not there, or damaged: nothing is drawn
-        return {}
+    lines = [json.loads(line) for line in (folder / "images.jsonl").read_bytes().splitlines()]
+    return {line["sha256"]: {key: line[key] for key in ("size", "input_size")} for line in lines}
 
 
 def predicted_box(completion: str, scale: Scale) -> Box | None:

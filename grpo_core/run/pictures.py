@@ -16,9 +16,8 @@ from grpo_core.run.folder import RunDir
 
 SIDE = 256
 """Pixels of the longer side of a picture; larger images are made smaller."""
-MOST_LOSSLESS, MOST_BYTES, QUALITY = 3_000, 12_000, 50
-"""Bytes up to which a picture is kept as it is, and those from which on it is made half as large."""
-
+MOST_COLOURS, MOST_BYTES, QUALITY = 256, 12_000, 50
+"""Colours up to which a picture is kept as it is, bytes from which on it is made half as large, and WebP's quality."""
 GOLD, PREDICTED = ((8, 8, "black"), (7, 6, "#ffd000")), ((1, 4, "white"), (0, 2, "#0a5fd0"))
 """Lines of a box, one over the other: how many pixels outside of the box they begin, how wide they are, and their colour."""
 
@@ -48,10 +47,9 @@ def small_picture(run_dir: RunDir, digest: str) -> Picture | None:
 
 
 def webp(image: Image.Image) -> bytes:
-    """Return an image as a WebP file: without loss where that is small, else of a quality for looking at."""
-    content = _saved(image, lossless=True)
-    if len(content) > MOST_LOSSLESS:
-        content = _saved(image, quality=QUALITY)
+    """Return an image as a WebP file: a drawing of few colours as it is, else of a quality for looking at."""
+    is_drawing = image.getcolors(MOST_COLOURS) is not None
+    content = _saved(image, lossless=True) if is_drawing else _saved(image, quality=QUALITY)
     if len(content) > MOST_BYTES:  # such as noise
         content = _saved(image.reduce(2), quality=QUALITY)
     return content

@@ -28,6 +28,12 @@ def png(image: Image.Image, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def jpeg(image: Image.Image, **options: Any) -> bytes:
+    """Return an image as a JPEG file."""
+    image.save(file := io.BytesIO(), "JPEG", **options)
+    return file.getvalue()
+
+
 def shape_image(number: int, side: int = 64) -> bytes:
     """Return a red square where the gold box is, and a circle elsewhere, as a PNG file that differs from number to number."""
     image = Image.new("RGB", (side, side), (250, 250, 245 - number % 40))
