@@ -54,11 +54,7 @@ compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 
 
 def open_policy(
-    folder: Path,
-    config: RunConfig,
-    stored_initial: Path | None = None,
-    world: World = SOLO,
-    images: Path | None = None,
+    folder: Path, config: RunConfig, stored_initial: Path | None = None, world: World = SOLO, images: Path | None = None
 ) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
@@ -76,14 +72,8 @@ def open_policy(
     lora, training, is_remote = config.model.lora, config.training, config.model.trust_remote_code
     is_adapter = lora is not None and not (folder / "config.json").exists()
     base = resolve_model(config.model.source, is_remote) if is_adapter else folder
-    tokenizer = load_tokenizer(base, is_remote)
-    if world.shards > 1:
-        model = open_spread(base, _load(base, is_remote, with_weights=False), world, config.model.dtype)
-    else:
-        model = load_model(base, pick_device(training.device), is_remote)
+    tokenizer, model = load_tokenizer(base, is_remote), _model_of(base, config, world)
     require_vocabulary(model, tokenizer, base)
-    if training.gradient_checkpointing:
-        refuse_other_layers(model)
     policy = Policy(
         model=model,
         tokenizer=tokenizer,
@@ -105,6 +95,17 @@ def open_policy(
     if place is not None:
         _begin_with(policy, config, place, load_file(place) if place == stored_initial else policy.stored(place))
     return replace(policy, path=path)
+
+
+def _model_of(base: Path, config: RunConfig, world: World) -> PreTrainedModel:
+    is_remote = config.model.trust_remote_code
+    if world.shards > 1:
+        model = open_spread(base, _load(base, is_remote, with_weights=False), world, config.model.dtype)
+    else:
+        model = load_model(base, pick_device(config.training.device), is_remote)
+    if config.training.gradient_checkpointing:
+        refuse_other_layers(model)
+    return model
 
 
 def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Path | None) -> ModelImages | None:
