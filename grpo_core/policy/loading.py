@@ -33,7 +33,7 @@ from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_image, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.model_images import ModelImages
-from grpo_core.policy.outline import Outline, freeze_fault
+from grpo_core.policy.outline import Outline, freeze_faults
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.processor import EncodedText, load_processor
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
@@ -115,7 +115,7 @@ def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Pa
         ModelError: it is asked for and there is none, or the processor cannot be loaded.
     """
     tower, is_frozen = tower_parameters(model), bool(config.model.freeze)
-    if (fault := freeze_fault(config, len(tower))) is not None:
+    for fault in freeze_faults(config, len(tower)):
         raise ModelError(fault)
     processor = load_processor(base, config.model.trust_remote_code) if reads_images(model) else None
     if processor is None:
