@@ -115,7 +115,7 @@ def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Pa
         ModelError: it is asked for and there is none, or the processor cannot be loaded.
     """
     tower, is_frozen = tower_parameters(model), bool(config.model.freeze)
-    for fault in freeze_faults(config, len(tower)):
+    for fault in freeze_faults(config, outline_of(model)):
         raise ModelError(fault)
     processor = load_processor(base, config.model.trust_remote_code) if reads_images(model) else None
     if processor is None:

@@ -62,9 +62,9 @@ def beyond_positions(config: RunConfig, outline: Outline) -> str | None:
     )
 
 
-def freeze_faults(config: RunConfig, tower: int | None) -> list[str]:
-    """Return that a run asks for a frozen tower where its model, of so many weights in one, has none; None = not known."""
-    if not config.model.freeze or tower != 0:
+def freeze_faults(config: RunConfig, outline: Outline | None) -> list[str]:
+    """Return that a run asks for a frozen tower and its model has none; None = the model is not known."""
+    if not config.model.freeze or outline is None or outline.tower:
         return []
     return [f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"]
 

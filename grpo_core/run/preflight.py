@@ -242,7 +242,7 @@ def check_start(
         faults=(
             *own,
             *of_model,
-            *freeze_faults(config, outline and outline.tower),
+            *freeze_faults(config, outline),
             *disk,
             *of_adapter,
             *memory_faults(fit),
