@@ -44,7 +44,7 @@ runs: {{concurrency: 2}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write compare.png, prefect.png, mlflow.png and sweep.png; return the exit code."""
+    """Write run.png, compare.png, prefect.png, mlflow.png and sweep.png; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder to write to")
     parser.add_argument("--steps", type=int, default=40, help="steps of each run")
@@ -114,8 +114,12 @@ def _command(project: Project, *arguments: str) -> str:
 
 
 def _of_a_run(project: Project, browser: Browser, out: Path) -> None:
-    """Write a screenshot of Prefect's page of a run, and of MLflow's charts of the runs."""
+    """Write a screenshot of a run's page, of Prefect's page of it, and of MLflow's charts of the runs."""
     stack = project.stack
+    browser.resize(*LONG_PAGE)
+    browser.open((project.folder / "runs" / f"beta_{BETAS[0]:g}" / "index.html").as_uri())
+    time.sleep(DRAWING_SECONDS)
+    browser.screenshot(out / "run.png")
     browser.resize(*PAGE)
     browser.log_in(stack.prefect_address, project.secret)
     run = project.api("POST", "/flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})[0]

@@ -1,7 +1,8 @@
 """A comparison in a folder of its own: its page, whose charts a script of its own draws in the browser, tables and JSON.
 
 The page draws the document that is beside it as comparison.json. It stays below 3 MB: of long curves every n-th step is drawn,
-the same steps of all runs, so that means over seeds have them; completions are those of a few steps.
+the same steps of all runs, so that means over seeds have them; completions are those of a few steps, and of their images each
+is there once, made small.
 """
 
 import json
@@ -29,7 +30,7 @@ from grpo_core.compare.comparison import (
     shared_ends,
 )
 from grpo_core.compare.runs import ComparedRun, Source, begun_runs
-from grpo_core.compare.samples import side_by_side
+from grpo_core.compare.samples import images_of, side_by_side
 from grpo_core.config.spelling import level_name
 from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
@@ -169,6 +170,7 @@ def render_comparison(comparison: RunComparison, folder: Path | None = None) -> 
         "metrics": {key: {**about, "every": drawn[key][0]} for key, about in comparison.document["metrics"].items()},
         "after_step": AFTER_STEP,
         "samples": samples,
+        **images_of(comparison.runs, samples),
         "notes": notes,
     }
     data["runs"] = [

@@ -8,7 +8,7 @@ else is in the step and however large the groups are.
 import os
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from grpo_core.compare.runs import ComparedRun
 from grpo_core.errors import GrpoError
 from grpo_core.pages import for_script, plain_values
 from grpo_core.run.folder import RunDir
+from grpo_core.run.pictures import album
 from grpo_core.run.samples import HEAD, TAIL, Completion, Group, frozen_questions, kept_steps, read_groups, shortened
 from grpo_core.sweep.display import first_few
 from grpo_core.text import for_terminal
@@ -26,6 +27,8 @@ MOST_STEPS, TRIED_STEPS, MOST_ACROSS = 5, 20, 6
 as with several prompts a step; and runs side by side: the first ones."""
 SAMPLE_BYTES = 400_000
 """Room that all completions of a page share; as many prompts of each step as fit, the first ones."""
+PICTURE_BYTES = 300_000
+"""Room that all images of a page share."""
 
 
 def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -59,6 +62,13 @@ def side_by_side(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], lis
     return found, notes
 
 
+def images_of(runs: Sequence[ComparedRun], sets: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the images of what `side_by_side` found as `album` does, one card of each step after the other."""
+    steps = [step["cards"] for one in sets for step in reversed(one["steps"])]
+    digests = [digest for cards in zip_longest(*steps, fillvalue={}) for card in cards for digest in card.get("images", ())]
+    return album([one.run.dir for one in runs], digests, PICTURE_BYTES)
+
+
 def _cards(folders: Sequence[RunDir], step: int, room: int) -> dict[str, Any]:
     """Return a card a prompt that all runs had in a step, as many as fit into so many bytes; and how many there are."""
     try:
@@ -73,7 +83,8 @@ def _cards(folders: Sequence[RunDir], step: int, room: int) -> dict[str, Any]:
         card = {
             "prompt": groups[0].end[-HEAD:],
             "answer": groups[0].answer and groups[0].answer[-TAIL:],
-            "rows": [[_answer(row[0], one) for one in row] for row in rows],
+            **({"images": groups[0].images, "box": groups[0].box} if groups[0].images else {}),
+            "rows": [[_answer(row[0], one) + [one.box] * bool(groups[0].images) for one in row] for row in rows],
         }
         cards.append(plain_values(card))
         room -= len(for_script(cards[-1]))

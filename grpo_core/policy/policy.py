@@ -194,10 +194,14 @@ class Policy:
     def save(self, folder: Path, weights: Weights) -> None:
         """Write a folder that transformers loads, with what `weights` returned."""
         self.model.save_pretrained(folder, state_dict={})  # all but the weights
+        self.save_tokenizer(folder)
+        save_weights(as_on_hub(self.model, weights), folder / WEIGHTS_FILE)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write tokenizer and processor into a folder: the files of the latter as they are, its part for video with them."""
         self.tokenizer.save_pretrained(folder)
         for name, content in ({} if self.images is None else self.images.files).items():
             (folder / name).write_bytes(content)
-        save_weights(as_on_hub(self.model, weights), folder / WEIGHTS_FILE)
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""

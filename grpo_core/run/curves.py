@@ -316,10 +316,16 @@ class Run:
 
     @cached_property
     def completions(self) -> pandas.DataFrame:
-        """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps."""
+        """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps.
+
+        Where prompts have images, `images` holds a list of their digests: names of files in `data/images` of the folder.
+        """
         files = [self.dir.completions_file(record.step) for record in self.records if record.kind == "step"]
         tables = [pandas.read_parquet(file) for file in files if file.exists()]
-        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
+        found = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
+        if "images" in found:  # a step whose prompts have none has no such column
+            found["images"] = [list(cell) if isinstance(cell, np.ndarray) else [] for cell in found["images"]]
+        return found
 
     def curves(self, *keys: str) -> RunCurves:
         """Return metrics as arrays over steps, with the syncs: those of reports and `grpo compare`, or the named ones."""

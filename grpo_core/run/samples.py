@@ -1,6 +1,7 @@
 """What the model wrote in a step: its completions in groups, read from `completions/` and the frozen prompts."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,11 +14,13 @@ import pandas
 from grpo_core.config import RunConfig
 from grpo_core.config.names import reward_name
 from grpo_core.data.prepare import load_frozen
+from grpo_core.run.boxes import Box, Scale, box_scale, first_box, predicted_box
 from grpo_core.run.folder import RunDir
 from grpo_core.types import text_of
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
 SHOWN = 160
+DIGEST = re.compile("[0-9a-f]{64}")
 HEAD, TAIL = 400, 200
 """Characters of a longer completion that a page shows, from its beginning and its end; of a prompt the end."""
 
@@ -28,7 +31,7 @@ class Completion:
 
     `is_right`: the verifier accepts it, as in `group/all_correct_frac`; None where the run has neither gold answers nor a
     verifier of its own. `truncated`: it reached `rollout.max_completion_tokens`. An advantage that differs from token to token
-    is their mean.
+    is their mean. `box`: the one that it predicts, in pixels of the prompt's only image, where the run rewards boxes.
     """
 
     text: str
@@ -38,6 +41,7 @@ class Completion:
     advantage: float
     truncated: bool
     is_right: bool | None
+    box: Box | None = None
 
     @property
     def line(self) -> str:
@@ -47,13 +51,19 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The completions of one prompt: its whole text, its own `end` after what all prompts share, its gold answer if any."""
+    """The completions of one prompt: its whole text, its own `end` after what all prompts share, its gold answer if any.
+
+    `images`: digests of its images, the names of files in `data/images`. `box`: the gold one, in pixels of the only image,
+    where the run rewards boxes.
+    """
 
     prompt_id: int
     prompt: str
     end: str
     answer: str | None
     completions: tuple[Completion, ...]
+    images: tuple[str, ...] = ()
+    box: Box | None = None
 
     @property
     def verdict(self) -> str:
@@ -86,12 +96,29 @@ def read_groups(run_dir: RunDir, step: int) -> tuple[Group, ...]:
     for first in range(0, len(rows), config.rollout.group_size):
         prompt_id, prompt = rows[first]["prompt_id"], rows[first]["prompt"]
         end, answer = frozen.get(prompt_id, (prompt, rows[first].get("answer")))
-        completions = tuple(_completion(config, row) for row in rows[first : first + config.rollout.group_size])
-        groups.append(Group(prompt_id=prompt_id, prompt=prompt, end=end, answer=answer, completions=completions))
+        images = digests_in(rows[first].get("images"))
+        scale = box_scale(run_dir, config, images)
+        completions = tuple(_completion(config, row, scale) for row in rows[first : first + config.rollout.group_size])
+        groups.append(
+            Group(
+                prompt_id=prompt_id,
+                prompt=prompt,
+                end=end,
+                answer=answer,
+                completions=completions,
+                images=images,
+                box=first_box(answer) if scale and answer else None,
+            )
+        )
     return tuple(groups)
 
 
-def _completion(config: RunConfig, row: Mapping[Any, Any]) -> Completion:
+def digests_in(cell: Any) -> tuple[str, ...]:
+    """Return the digests of a cell of the column `images`, empty where a table has none; what is no digest is left out."""
+    return tuple(one for one in cell if DIGEST.fullmatch(str(one))) if isinstance(cell, list | np.ndarray) else ()
+
+
+def _completion(config: RunConfig, row: Mapping[Any, Any], scale: Scale | None) -> Completion:
     verifier = config.evaluation.verifier or (config.rewards[0].fn if config.data.answer_column else None)
     return Completion(
         text=row["completion"],
@@ -101,6 +128,7 @@ def _completion(config: RunConfig, row: Mapping[Any, Any]) -> Completion:
         advantage=float(np.mean(np.atleast_1d(row["advantage"])[: row["tokens"]])),
         truncated=row["truncated"],
         is_right=row[f"reward_{reward_name(verifier)}"] >= config.evaluation.pass_score if verifier else None,
+        box=predicted_box(row["completion"], scale) if scale else None,
     )
 
 

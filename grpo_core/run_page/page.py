@@ -1,11 +1,11 @@
 """What the page of a run shows, gathered as JSON, which the page's script draws; and the page, written.
 
 A page stays below 1 MB, however long the run was: curves are thinned to `MOST_POINTS` in all, and completions are those of a
-few steps, the first and the last among them, as many prompts of each as fit.
+few steps, the first and the last among them, as many prompts of each as fit. Of images, each is there once, made small.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.pages import for_script, plain_values, render
 from grpo_core.run.curves import Curve, Run, read_places
 from grpo_core.run.folder import RunDir
+from grpo_core.run.pictures import album
 from grpo_core.run.resuming import path_argument
 from grpo_core.run.samples import HEAD, TAIL, frozen_questions, kept_steps, read_groups, shortened
 from grpo_core.run.summary import compare_evaluations, raised_alerts
@@ -36,6 +37,7 @@ HELD_OUT = ("eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy
 MOST_PROBES = 16
 MOST_POINTS = 26_000  # of all curves together: those of 1,000 steps are whole
 MOST_STEPS, SAMPLE_BYTES = 20, 280_000  # steps of which completions are shown, and how much room they share
+PICTURE_BYTES = 160_000  # of all images together
 MOST_ROWS = 100  # of the alerts and of the syncs: the last ones
 
 
@@ -113,7 +115,7 @@ def _positions(run: Run) -> dict[str, Any] | None:
 
 
 def _samples(run_dir: RunDir) -> dict[str, Any]:
-    """Return completions of some steps, as many of their prompts, in their order, as there is room for."""
+    """Return completions of some steps, as many of their prompts, in their order, as there is room for, with their images."""
     steps, shown = kept_steps(run_dir), list[Any]()
     largest = max([1, *(_cards(run_dir, step)[1][0] for step in steps[-1:])])
     count = min(len(steps), MOST_STEPS, max(2, SAMPLE_BYTES // largest))
@@ -121,7 +123,22 @@ def _samples(run_dir: RunDir) -> dict[str, Any]:
         cards, sizes = _cards(run_dir, steps[round(place)])
         fit = max(1, int(np.searchsorted(sizes, SAMPLE_BYTES // count, side="right")))
         shown.append({"step": steps[round(place)], "total": len(cards), "groups": cards[:fit]})
-    return {"shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "", "steps": shown}
+    digests = list(_in_order([[card.get("images", ()) for card in one["groups"]] for one in shown]))
+    return {
+        "shared": for_terminal(frozen_questions(run_dir.data)[0][-TAIL:]) if steps else "",
+        "steps": shown,
+        **(album([run_dir], digests, PICTURE_BYTES) if digests else {}),
+    }
+
+
+def _in_order(images: Sequence[Sequence[Sequence[str]]]) -> Iterator[str]:
+    """Yield the images of each step's cards: half of them the last step's, which is seen first, then one card a step."""
+    *others, last = images or [[]]
+    share = max(1, len(others))
+    for turn in range(max(map(len, [*others, last]))):
+        for cards in (last[turn * share : (turn + 1) * share], *(one[turn : turn + 1] for one in others)):
+            for digests in cards:
+                yield from digests
 
 
 @lru_cache(maxsize=4 * MOST_STEPS)
@@ -140,9 +157,11 @@ def _cards(run_dir: RunDir, step: int) -> tuple[list[Any], Sequence[int]]:
             (
                 *shortened(one.text),
                 *(one.tokens, one.reward, one.advantage, one.truncated, one.is_right, tuple(one.by_function.values())),
+                *([one.box] if group.images else []),
             )
             for one in group.completions
         )
         about = {"prompt": group.end[-HEAD:], "answer": group.answer and group.answer[-TAIL:], "verdict": group.verdict}
-        cards.append(plain_values({**about, "rows": [(count, *row) for row, count in rows.items()]}))
+        seen = {"images": group.images, "box": group.box} if group.images else {}
+        cards.append(plain_values({**about, **seen, "rows": [(count, *row) for row, count in rows.items()]}))
     return cards, np.cumsum([len(for_script(card)) for card in cards]).tolist()

@@ -112,8 +112,9 @@ def split_minibatches(num_rows: int, minibatches: int, seed: int, step: int, epo
 
 
 def completions_table(step: int, batch: TrainingBatch) -> pandas.DataFrame:
-    """Return the table of a step, one row a completion."""
+    """Return the table of a step, one row a completion; with digests of images if any of its prompts has some."""
     rollouts, size = batch.rollouts, batch.rollouts.group_size
+    images = [list(prompt.images) for prompt in rollouts.prompts for _ in range(size)]
     return pandas.DataFrame(
         {
             "step": step,
@@ -128,6 +129,7 @@ def completions_table(step: int, batch: TrainingBatch) -> pandas.DataFrame:
             "tokens": rollouts.lengths().tolist(),
             "truncated": rollouts.truncated.tolist(),
             "weights": rollouts.weights,
+            **({"images": images} if any(images) else {}),
         }
     )
 

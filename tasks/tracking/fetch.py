@@ -22,6 +22,7 @@ MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "provenance.json", "data")
 RECORDS = (*SETTINGS, "journal.jsonl")
+IMAGES = "data/images"
 
 
 def is_mlflow_run(name: str) -> bool:
@@ -83,13 +84,19 @@ def find_folder(run_id: str) -> Path | None:
 
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
-    """Download those of the named artifacts that there are; return what MLflow knows of the run beside its files."""
+    """Download those of the named artifacts that there are; return what MLflow knows of the run beside its files.
+
+    Images of prompts are those in the run's own folder, if that is on this machine.
+    """
     target.mkdir(parents=True, exist_ok=True)
     with _reader(run_id) as client:
         run = client.get_run(run_id)
         present = {file.path for file in client.list_artifacts(run_id)}
         for name in present.intersection(names):
             client.download_artifacts(run_id, name, str(target))
+    images = Path(run.data.tags.get("run_dir") or target) / IMAGES
+    if (target / IMAGES).parent.is_dir() and images.is_dir() and not (target / IMAGES).exists():
+        (target / IMAGES).symlink_to(images.resolve())  # whoever reads an image compares it with its name
     if "config.json" not in present:
         raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")
     return run.data

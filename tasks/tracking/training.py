@@ -11,7 +11,6 @@ from prefect.cache_policies import NO_CACHE
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from grpo_core.errors import JournalError, TrackingError, cause, raised_as
-from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
@@ -32,6 +31,7 @@ from tasks.tracking.store import (
     read_tracked,
     tracking_uri,
 )
+from tasks.tracking.tables import log_completions
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
             client.set_tag(tracked.run_id, key, provenance[key])
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
         client.log_artifact(tracked.run_id, str(file))
-    for file in sorted(file for file in run_dir.data.iterdir() if file.is_file() and not file.name.endswith(PARTIAL)):
-        client.log_artifact(tracked.run_id, str(file), "data")  # the files of images stay in the run's folder
+    log_folder(client, tracked.run_id, run_dir.data, "data", without="images")  # a tracker is no place for a data set
     inputs = []
     for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
@@ -209,7 +208,7 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
 def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     """Log files and folders, and what MLflow shows as tables: syncs, completions of three steps and of evaluations."""
     from grpo_core.run.curves import read_table, sync_table
-    from grpo_core.run.samples import kept_steps, samples_table
+    from grpo_core.run.samples import kept_steps
 
     for file in (run_dir.page, run_dir.summary_file, run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
@@ -219,12 +218,12 @@ def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     tables: dict[str, Any] = {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
     if run_dir.journal_file.exists():
         tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
-    kept = kept_steps(run_dir)
-    for name, place in {"first": 0, "middle": len(kept) // 2, "last": -1}.items() if kept else ():
-        tables[f"completions_{name}_step"] = samples_table(run_dir, kept[place])
     for name, table in tables.items():
         if table is not None:  # damaged
             log_whole_table(client, tracked.run_id, name, table)
+    kept = kept_steps(run_dir)
+    for name, place in {"first": 0, "middle": len(kept) // 2, "last": -1}.items() if kept else ():
+        log_completions(client, tracked.run_id, f"completions_{name}_step", run_dir, kept[place])
 
 
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
