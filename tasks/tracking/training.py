@@ -11,7 +11,6 @@ from prefect.cache_policies import NO_CACHE
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from grpo_core.errors import JournalError, TrackingError, cause, raised_as
-from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
