@@ -40,8 +40,8 @@ def grpo_evaluate(
 
     Args:
         policy: A run dir (its newest checkpoint), a checkpoint, an MLflow run id, or any model that `model.source` takes.
-        data: `data.source`: all of its rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`. Left out, the prompts
-            that the policy's run held out.
+        data: `data.source`: all of its rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`, `shapes:...`. Left out,
+            the prompts that the policy's run held out.
         config: Preset or file with the data, rewards and evaluation settings to use; left out, those of the policy's run.
         num_prompts: `evaluation.num_prompts`: at most so many prompts. Left out, as in `config` or the policy's run.
         samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only. Left out, as in `config`

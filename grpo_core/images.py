@@ -7,16 +7,23 @@ a viewer shows it (EXIF's rotation applied), on white, in RGB, with at most `dat
 import hashlib
 import io
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
+from typing import overload
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from grpo_core.errors import DataError, cause
-from grpo_core.machine.disk import durable_folder, write_whole
+from grpo_core.errors import DataError, cause, few_names
+from grpo_core.machine.disk import PARTIAL, durable_folder, whole_or_gone
 
 DEEP = ("I", "F")
 """First letters of Pillow's modes whose values are not of 8 bits: what they would be in RGB is anybody's guess."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What Pillow reads by itself. Others would run a program (EPS) or decode what nobody trains on."""
+Size = tuple[int, int]
+"""Width and height in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +31,7 @@ class Decoded:
     """An image as a model gets it, and the size (width, height) that its file has in a viewer."""
 
     image: Image.Image
-    size: tuple[int, int]
+    size: Size
 
     @property
     def is_resized(self) -> bool:
@@ -38,19 +45,23 @@ def decode(content: bytes, max_pixels: int) -> Decoded:
     Raises:
         DataError: it is none, is cut off, has several frames or more than 8 bits a channel, or more pixels than Pillow opens.
     """
+    if not content:
+        raise DataError("it is empty")
     try:
-        with Image.open(io.BytesIO(content)) as opened:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1:
                 raise DataError(f"it has {frames} frames; an image of one is needed")
             if opened.mode.startswith(DEEP):
                 raise DataError(f"its pixels are {opened.mode} in Pillow's names, more than 8 bits a channel; write it with 8")
             opened.load()
             upright = ImageOps.exif_transpose(opened)
+            image, size = _on_white(upright), upright.size
     except DataError:
         raise
+    except UnidentifiedImageError:  # its text holds an address in memory
+        raise DataError(f"it is no image in one of the formats {few_names(FORMATS, len(FORMATS))}") from None
     except Exception as error:  # Pillow's readers raise whatever a damaged file leads to
         raise DataError(f"it cannot be read as an image ({type(error).__name__}: {cause(error)})") from error
-    image, size = _on_white(upright), upright.size
     if size[0] * size[1] > max_pixels:
         scale = math.sqrt(max_pixels / (size[0] * size[1]))
         image = image.resize((max(1, int(size[0] * scale)), max(1, int(size[1] * scale))), Image.Resampling.BICUBIC)
@@ -64,6 +75,21 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 
+def as_png(image: Image.Image) -> bytes:
+    """Return an image that is no file yet as one, upright.
+
+    Raises:
+        DataError: it has more than 8 bits a channel.
+    """
+    if image.mode.startswith(DEEP):
+        raise DataError(f"its pixels are {image.mode} in Pillow's names, more than 8 bits a channel; convert it to RGB")
+    upright = ImageOps.exif_transpose(image)
+    upright = upright if upright.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else upright.convert("RGB")
+    with io.BytesIO() as file:
+        upright.save(file, "PNG")
+        return file.getvalue()
+
+
 @dataclass(frozen=True)
 class ImageFolder:
     """Files of images by their digest, such as a run's `data/images`."""
@@ -72,11 +98,20 @@ class ImageFolder:
     max_pixels: int
 
     def add(self, content: bytes) -> str:
-        """Keep a file; return its SHA-256."""
+        """Keep a file; return its SHA-256. A file of that name with other content is replaced.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         digest = hashlib.sha256(content).hexdigest()
-        if not (self.path / digest).exists():
-            durable_folder(self.path)
-            write_whole(self.path / digest, content)
+        file = self.path / digest
+        if file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
+            return digest
+        durable_folder(self.path)
+        partial = file.with_name(f".{digest}.{get_ident()}{PARTIAL}")
+        with whole_or_gone("an image", partial):  # not flushed, as each of thousands: whoever reads it compares its digest
+            partial.write_bytes(content)
+            partial.replace(file)
         return digest
 
     def read(self, digest: str) -> bytes:
@@ -85,14 +120,72 @@ class ImageFolder:
         Raises:
             DataError: it is missing, or was changed.
         """
+        file = self.path / digest
         try:
-            content = (self.path / digest).read_bytes()
+            content = file.read_bytes()
         except OSError as error:
-            raise DataError(f"{self.path / digest}: an image of the frozen prompts cannot be read ({cause(error)})") from error
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise DataError(f"{self.path / digest}: was changed; an image of the frozen prompts has this SHA-256")
+            raise DataError(f"{file}: an image of the frozen prompts cannot be read ({cause(error)})") from error
+        if (found := hashlib.sha256(content).hexdigest()) != digest:
+            raise DataError(
+                f"{file}: was changed; its SHA-256 is {found[:12]}, and the image of the frozen prompts has {digest[:12]}"
+            )
         return content
 
     def open(self, digest: str) -> Decoded:
         """Return an image; raises as `read` and `decode` do."""
         return decode(self.read(digest), self.max_pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSizes:
+    """Sizes of one image."""
+
+    size: Size
+    """Of its file, as a viewer shows it."""
+    input_size: Size
+    """Of what the model gets: after its processor has resized it, if that makes one image of it; else as it is decoded."""
+    is_resized: bool
+    """Whether it has more than `data.max_image_pixels`, and was made smaller."""
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """Images of some prompts, and the sizes of each."""
+
+    folder: ImageFolder
+    sizes: Mapping[str, ImageSizes]
+    """By digest."""
+
+    def of(self, digests: Sequence[str]) -> "LazyImages":
+        """Return the images of a prompt, none of them opened yet."""
+        return LazyImages(self.folder, tuple(digests))
+
+    def only(self, digests: Collection[str]) -> "PromptImages":
+        """Return some of them."""
+        return PromptImages(self.folder, {digest: self.sizes[digest] for digest in sorted(digests)})
+
+
+class LazyImages(Sequence[Image.Image]):
+    """Images of one prompt; each is opened when it is asked for, and is a new one each time."""
+
+    def __init__(self, folder: ImageFolder, digests: tuple[str, ...]) -> None:
+        """Open none of them."""
+        self._folder, self._digests = folder, digests
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._digests)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Image.Image]: ...
+    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
+        """Return one, or a list of some."""
+        if isinstance(index, slice):
+            return [self._folder.open(digest).image for digest in self._digests[index]]
+        return self._folder.open(self._digests[index]).image
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        """Yield one after the other."""
+        return (self._folder.open(digest).image for digest in self._digests)

@@ -14,6 +14,15 @@ SCHEDULE = "reference.sync_steps"
 """Cause of the syncs that come every so many steps."""
 
 
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which may be parts.
+
+    >>> text_of([{"type": "image"}, {"type": "text", "text": "What is it?"}])
+    'What is it?'
+    """
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
 @dataclass(frozen=True)
 class ModelInput:
     """What a model is given of a prompt; prompts of the same tokens and images are the same to it."""

@@ -9,7 +9,7 @@ import pandas
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import freeze
-from grpo_core.data.prompts import PromptSplit
+from grpo_core.data.splitting import PromptSplit
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.types import Prompt

@@ -76,7 +76,7 @@ def init(
     """
     module, command_path, own = _module_of(name), path_argument(name / "config.yaml"), bool(data or model)
     source, model = data or f"file:{name / ROWS}", model or ("bundled:smollm2-135m" if data else "scratch:sums")
-    if not source.startswith(("file:", "hub:", "reasoning_gym:")):
+    if not source.startswith(("file:", "hub:", "reasoning_gym:", "shapes:")):
         source = f"file:{source}"
     import jinja2
 
@@ -140,6 +140,10 @@ def import_settings(
     trl_version: Annotated[
         str | None, typer.Option(help="Release of TRL whose defaults are taken, such as 0.18; left out, 1.16.")
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="New .jsonl file for the rows of VLM-R1's data files, above the folders of their images."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="New file for the configuration; left out, it is printed.")
     ] = None,
@@ -150,7 +154,9 @@ def import_settings(
 
     if output is not None and output.exists():
         raise ConfigError(f"output {output}: is there already, and nothing was changed; give a new name")
-    imported = import_config(file, source, processes, command, trl_version)
+    imported = import_config(file, source, processes, command, trl_version, rows=data)
+    if data is not None and imported.rows is not None:
+        echo(f"{data}: {imported.rows.write(data)} rows", err=True)
     if output is None:
         typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
     else:

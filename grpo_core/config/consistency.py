@@ -11,7 +11,7 @@ from grpo_core.config import inert
 from grpo_core.config.derived import is_single_update, last_step, most_prompts, optimizer_steps
 from grpo_core.config.inert import Check, Finding, error_if, warning_if
 from grpo_core.config.limits import check_rules, lora_limits, process_limits, trl_limits, vllm_limits
-from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_KINDS, MADE_ROWS, near, reward_name
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError, listed, shown
 
@@ -121,7 +121,7 @@ def _data(config: RunConfig) -> Findings:
     return (
         warning_if(
             # Of another source the rows are counted (rehearsal.py).
-            data.source.startswith("reasoning_gym:") and to_train < asked,
+            data.source.startswith(MADE_KINDS) and to_train < asked,
             f"rollout.num_prompts_per_step: {asked} is more than the {to_train} training prompts that data.size "
             f"{data.size or MADE_ROWS} leaves: prompts repeat within a step",
         ),
@@ -131,7 +131,7 @@ def _data(config: RunConfig) -> Findings:
             f"{to_train} for training and {held_out} held out; both need at least 1, or set it to 0",
         ),
         error_if(
-            data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
+            data.source.startswith(MADE_KINDS) and (data.size or 0) > MOST_MADE_ROWS,
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),
     )

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from grpo_core.config.names import MADE_ROWS, is_import_path
+from grpo_core.config.names import MADE_KINDS, MADE_ROWS, is_import_path
 from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import MOST_ROWS, Section
@@ -86,7 +86,7 @@ def longest_row(config: RunConfig) -> int:
 def most_prompts(config: RunConfig) -> tuple[int, int]:
     """Return how many (training, held-out) prompts there are at most."""
     data = config.data
-    rows = data.size or (MADE_ROWS if data.source.startswith("reasoning_gym:") else MOST_ROWS)
+    rows = data.size or (MADE_ROWS if data.source.startswith(MADE_KINDS) else MOST_ROWS)
     held_out = round(rows * data.eval_fraction)
     return rows - held_out, held_out
 

@@ -28,33 +28,50 @@ ALLOWED_TASKS = frozenset(
 )
 """reasoning-gym tasks whose scorer can be trusted; `data/gym.py` says how they were chosen."""
 DATA_FILES = (".csv", ".jsonl", ".parquet")
+SHAPE_TASKS = ("box", "count", "colour")
+"""Of pictures of shapes: where one is, how many there are, what colour one has."""
+MADE_KINDS = ("reasoning_gym:", "shapes:")
+"""Beginnings of a `data.source` whose rows are made, as many as are asked for."""
 MADE_ROWS = 2000
-"""Of a reasoning-gym task, where `data.size` is null."""
+"""Of these, where `data.size` is null."""
 CHARACTERS_PER_TOKEN = 256
 """More than the longest token of known vocabularies (128 blanks) stands for."""
 BUILTIN_REWARDS = {
+    "box_format": "grpo_core.rewards.boxes:box_format",
+    "box_iou": "grpo_core.rewards.boxes:box_iou",
     "exact_answer": "grpo_core.rewards.simple:exact_answer",
     "format": "grpo_core.rewards.simple:format_reward",
     "length": "grpo_core.rewards.simple:length_reward",
     "math_answer": "grpo_core.rewards.simple:math_answer",
     "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
+    "vlm_r1_accuracy": "grpo_core.rewards.vlm_r1:vlm_r1_accuracy",
+    "vlm_r1_length": "grpo_core.rewards.vlm_r1:vlm_r1_length",
 }
 """{name: function} of the rewards that need no import path; each scores a completion from 0 to 1."""
-BUILTIN_ARGS = {"format": ("pattern",), "length": ("max_characters",)}
+BUILTIN_ARGS = {
+    "box_iou": ("coordinates",),
+    "format": ("pattern",),
+    "length": ("max_characters",),
+    "vlm_r1_accuracy": ("method",),
+    "vlm_r1_length": ("max_characters", "method"),
+}
 """What `rewards[].args` of a built-in may hold; the others take none."""
 
 
 def check_data_source(value: str) -> str:
-    """Return a `data.source` whose kind, and of reasoning-gym whose task, exist.
+    """Return a `data.source` whose kind, and of reasoning-gym and shapes whose task, exist.
 
     Raises:
         PydanticCustomError: names what there is.
     """
     kind, _, name = value.partition(":")
-    if kind not in ("reasoning_gym", "file", "hub") or not name.strip():
+    kinds = ("reasoning_gym", "shapes", "file", "hub")
+    if kind not in kinds or not name.strip():
         of = "reasoning_gym" if value in ALLOWED_TASKS else "file" if value.endswith(DATA_FILES) else "hub"
-        meant = "" if ":" in value or value in ("reasoning_gym", "file", "hub") else f" (did you mean {of}:{value}?)"
-        raise _unknown(f"input should be reasoning_gym:<task>, file:<path> or hub:<dataset>{meant}")
+        meant = "" if ":" in value or value in kinds else f" (did you mean {of}:{value}?)"
+        raise _unknown(f"input should be reasoning_gym:<task>, shapes:<task>, file:<path> or hub:<dataset>{meant}")
+    if kind == "shapes" and name not in SHAPE_TASKS:
+        raise _unknown(f"{shown(name)} is no task of pictures of shapes, which are {', '.join(SHAPE_TASKS)}")
     if kind == "reasoning_gym" and name not in ALLOWED_TASKS:
         close = difflib.get_close_matches(name, ALLOWED_TASKS, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"allowed: {', '.join(sorted(ALLOWED_TASKS))}"

@@ -47,7 +47,7 @@ class LoraConfig(Section):
     """Has to be 0, for the policy that is trained to be the one that made the rollouts."""
     target_modules: tuple[Text, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Linear layers that get an adapter, by their names or the ends of them, such as `[q_proj, v_proj]`; null = every one but
-    the vocabulary head."""
+    the vocabulary head. Of a model that reads images they are those of its text part."""
     init_from: Source | None = None
     """Folder of a PEFT adapter to begin with: it is the initial policy then; null = begin with the model itself."""
     reference_rank: int | None = Field(default=None, ge=1, le=65_536)
@@ -84,7 +84,7 @@ class DataConfig(Section):
     """Where prompts come from and what is frozen."""
 
     source: Annotated[Source, AfterValidator(check_data_source)] = "reasoning_gym:chain_sum"
-    """`reasoning_gym:<task>`, `file:<path>` (.jsonl, .parquet, .csv), or `hub:<dataset>`."""
+    """`reasoning_gym:<task>`, `shapes:<box|count|colour>`, `file:<path>` (.jsonl, .parquet, .csv), or `hub:<dataset>`."""
     hub_config: Text | None = None
     """Configuration name of a hub data set (GSM8K: `main`)."""
     hub_split: Text = "train"
@@ -121,9 +121,9 @@ class RewardConfig(Section):
     """One reward function."""
 
     fn: Annotated[Text, AfterValidator(check_reward)]
-    """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`, which
-    gets each completion as text, or with `data.chat_template: true` as a list of messages: `completion[0]["content"]` is its
-    text, as in TRL."""
+    """A built-in name (`box_format`, `box_iou`, `exact_answer`, `format`, `length`, `math_answer`, `reasoning_gym`,
+    `vlm_r1_accuracy`, `vlm_r1_length`) or `package.module:function`, which gets each completion as text, or with
+    `data.chat_template: true` as a list of messages: `completion[0]["content"]` is its text, as in TRL."""
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Factor in the weighted sum."""
     args: PlainValues = Field(default={})
@@ -132,9 +132,9 @@ class RewardConfig(Section):
     """Call the function before a run starts, in a process of its own, on the first eight rows with their gold answers and with
     wrong ones as completions; off: for a function whose call costs money, or takes more than 30 s."""
     cpu_seconds: float | None = Field(default=None, gt=0, le=1e6)
-    """Bound in CPU time. Of `math_answer`, `reasoning_gym` and `format`: for each completion, which scores 0 beyond it; null =
-    1. Of a function of yours: for each call with the whole batch, beyond which the run stops; null = 600. Ten times as much by
-    the clock stops the run, too."""
+    """Bound in CPU time. Of `math_answer`, `reasoning_gym`, `format` and `vlm_r1_*`: for each completion, which scores 0
+    beyond it; null = 1. Of a function of yours: for each call with the whole batch, beyond which the run stops; null = 600.
+    Ten times as much by the clock stops the run, too."""
 
 
 class VllmConfig(Section):

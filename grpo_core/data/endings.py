@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import DataError, cause, shown
-from grpo_core.types import Conversation, Prompt
+from grpo_core.types import Conversation, Message, Prompt, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,10 +28,11 @@ def require_question(messages: Conversation, index: int, column: str) -> None:
     if last["role"] not in ANSWERED:
         turn = "a turn of the assistant that was begun is not continued, " if last["role"] == "assistant" else ""
         raise DataError(
-            f"{what} the last message is of the role {shown(last['role'])} ({shown(last['content'], 60)}); {turn}"
+            f"{what} the last message is of the role {shown(last['role'])} ({shown(text_of(last['content']), 60)}); {turn}"
             "a prompt has to end with a message of the user or of a tool"
         )
-    if not any(turn["content"].strip() for turn in messages if turn["role"] in ANSWERED):
+    asked = [turn["content"] for turn in messages if turn["role"] in ANSWERED]
+    if not any(not isinstance(content, str) or content.strip() for content in asked):
         raise DataError(f"{what} the conversation is empty: its {last['role']} message is blank; remove the row")
 
 
@@ -53,6 +54,9 @@ def prompt_text(content: str | Conversation, index: int, tokenizer: "PreTrainedT
         raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
     try:
         text = tokenizer.apply_chat_template(list(content), add_generation_prompt=opened, tokenize=False)
+        texts = [turn["content"].strip() for turn in content if isinstance(turn["content"], str)]
+        if any(one not in text for one in texts) and _reads_parts_alone(tokenizer):
+            text = tokenizer.apply_chat_template(list(map(_in_parts, content)), add_generation_prompt=opened, tokenize=False)
     except Exception as error:  # a template is a program of the model's author: it may refuse an order of roles, or fail
         raise DataError(
             f"data.chat_template: the tokenizer's template refuses the messages of row {index} ({type(error).__name__}: "
@@ -60,6 +64,23 @@ def prompt_text(content: str | Conversation, index: int, tokenizer: "PreTrainedT
         ) from error
     assert isinstance(text, str)
     return text
+
+
+def _in_parts(turn: Message) -> Message:
+    return {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
+
+
+def _reads_parts_alone(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Return whether a template loses content that is text, as those of some models that read images do (LLaVA)."""
+
+    def rendered(turn: Message) -> str:
+        try:
+            return str(tokenizer.apply_chat_template([turn], tokenize=False))
+        except Exception:  # noqa: BLE001  (what it refuses of a row is told with the row)
+            return ""
+
+    plain = {"role": "user", "content": ANSWER}
+    return ANSWER not in rendered(plain) and ANSWER in rendered(_in_parts(plain))
 
 
 def require_open_end(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", end_tokens: Collection[int]) -> None:

@@ -3,21 +3,24 @@
 Which of them a step trains on is a function of the seed and the step alone, so a run can enter at any step.
 """
 
-import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grpo_core.config import DataConfig, RunConfig
 from grpo_core.config.inert import warning_if
-from grpo_core.config.names import CHARACTERS_PER_TOKEN
-from grpo_core.data.endings import prompt_text, require_open_end, require_question
+from grpo_core.config.names import CHARACTERS_PER_TOKEN, MADE_KINDS
+from grpo_core.data.contents import raw_content
+from grpo_core.data.encoding import ImageEncoder, processor_facts
+from grpo_core.data.endings import prompt_text, require_open_end
+from grpo_core.data.row_images import RowImages, images_of
 from grpo_core.data.sources import Row
+from grpo_core.data.splitting import PromptSplit, split_prompts
 from grpo_core.errors import DataError, few_names, shown
-from grpo_core.types import Conversation, Prompt
+from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,34 +31,32 @@ FEW_STEPS, FEW_HELD_OUT = 5, 30
 """Fewer steps until a prompt is back, fewer held-out prompts, are worth a warning."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptSplit:
-    """Prompts ready to be frozen, and how many were dropped: longer than `max_prompt_tokens`, and doubles.
-
-    Doubles are dropped from eval, where an earlier prompt is the same. Train keeps them: they are the task's own distribution.
-    """
-
-    train: tuple[Prompt, ...]
-    eval: tuple[Prompt, ...]
-    num_too_long: int
-    num_duplicates: int
-
-
 def build_prompts(
     rows: Sequence[Row],
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
     max_prompt_tokens: int,
     end_tokens: Collection[int] = (),
+    *,
+    encoder: ImageEncoder | None = None,
 ) -> PromptSplit:
     """Return the prompts of `rows`, split into train and eval by `data.seed`.
+
+    Args:
+        rows: as `read_rows` gives them.
+        config: of the data.
+        tokenizer: of the model, with its chat template.
+        max_prompt_tokens: the longest that is kept.
+        end_tokens: that end a completion.
+        encoder: of a model that reads images.
 
     Raises:
         DataError: a column is missing, a row cannot be used, its prompt ends in one of `end_tokens`, which end a completion,
             or a split is left empty.
     """
     check_rows(rows, config)
-    made = [prompt for prompt in tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens) if prompt is not None]
+    found = tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens, encoder=encoder)
+    made = [prompt for prompt in found if prompt is not None]
     kept = [prompt for prompt in made if len(prompt.token_ids) <= max_prompt_tokens]
     num_too_long = len(rows) - len(kept)
     if not kept:
@@ -63,7 +64,11 @@ def build_prompts(
             f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
             f"rollout.max_prompt_tokens {max_prompt_tokens} tokens{limit_of(made)}"
         )
-    return _split(kept, num_too_long, config)
+    split = split_prompts(kept, num_too_long, config)
+    if encoder is None or not encoder.sizes:
+        return split
+    facts = processor_facts(encoder.processor.processor, config.max_image_pixels)
+    return replace(split, images=encoder.images, processor=facts)
 
 
 def limit_of(prompts: Sequence[Prompt]) -> str:
@@ -72,41 +77,46 @@ def limit_of(prompts: Sequence[Prompt]) -> str:
     return f"; the longest has {longest}: rollout.max_prompt_tokens={-(-longest // 16) * 16}" if longest else ""
 
 
-def hold_out_all(split: PromptSplit) -> PromptSplit:
-    """Return the split in which every distinct prompt is held out: a data set on which nothing is trained."""
-    rows = sorted((*split.train, *split.eval), key=lambda prompt: prompt.id)
-    held_out = tuple(sorted({prompt.text: prompt for prompt in reversed(rows)}.values(), key=lambda prompt: prompt.id))
-    return PromptSplit(
-        train=(),
-        eval=held_out,
-        num_too_long=split.num_too_long,
-        num_duplicates=split.num_duplicates + len(rows) - len(held_out),
-    )
-
-
 def tokenized(
     rows: Sequence[Row],
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
     max_prompt_tokens: int,
     end_tokens: Collection[int],
+    *,
+    encoder: ImageEncoder | None = None,
 ) -> Iterator[Prompt | None]:
     """Yield the prompt of each row; None where it is too long to be worth tokens.
+
+    It takes what `build_prompts` does.
 
     Raises:
         DataError: a row cannot be used, or its prompt ends in one of `end_tokens`.
     """
     for index, row in enumerate(rows):
-        content = raw_content(row, index, config)
+        content, (column, digests) = raw_content(row, index, config), images_of(row)
+        if encoder is not None:
+            encoder.refuse_words(content, index, config.prompt_column)
         text = prompt_text(content, index, tokenizer)
         # Too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out.
         if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
             yield None
             continue
-        token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
+        if encoder is not None and digests:
+            text = encoder.with_places(text, len(digests)) if isinstance(content, str) else text
+            token_ids = encoder.encode(text, digests, index, column)
+        else:
+            token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
         if not token_ids:
             raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
-        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns_of(row, index, config))
+        prompt = Prompt(
+            id=index,
+            content=content,
+            text=text,
+            token_ids=token_ids,
+            columns=columns_of(row, index, config),
+            images=tuple(digests),
+        )
         require_open_end(prompt, tokenizer, end_tokens)
         yield prompt
 
@@ -123,6 +133,10 @@ def check_rows(rows: Sequence[Row], config: DataConfig) -> None:
             raise DataError(
                 f"data.{key}: no column {shown(column)} in {config.source}; it has {shown(list(rows[0]), 300)[1:-1]}"
             )
+    of_images = config.image_column
+    if of_images is not None and not any(isinstance(row.get(of_images), RowImages) for row in rows):
+        reason = "the model of model.source reads no images" if of_images in rows[0] else f"no such column in {config.source}"
+        raise DataError(f"data.image_column {shown(of_images)}: {reason}; remove the key")
     handed_on = {name for row in rows for name in row} - {config.prompt_column, config.answer_column}
     if taken := sorted(handed_on & set(RESERVED)):
         raise DataError(
@@ -166,42 +180,17 @@ def gold_at(row: Row, column: str) -> Any:
     return value
 
 
-def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
-    """Return a row's prompt as it is before any template: text, or chat messages.
-
-    Raises:
-        DataError: it is neither, messages that no template is applied to, or messages that ask nothing.
-    """
-    value: Any = row.get(config.prompt_column)
-    is_text = isinstance(value, str) and bool(value)
-    if not is_text and not (value and isinstance(value, list) and all(map(_is_message, value))):
-        raise DataError(
-            f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
-            f"(role and content, both text), got {shown(value)}"
-        )
-    system = [] if config.system_prompt is None else [config.system_prompt]
-    if not config.chat_template:
-        if not is_text:
-            raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
-        return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
-    earlier = [turn for example in config.examples for turn in zip(("user", "assistant"), example, strict=True)]
-    opening = ({"role": role, "content": content} for role, content in (*(("system", text) for text in system), *earlier))
-    messages = (*opening, *([{"role": "user", "content": value}] if is_text else value))
-    require_question(messages, index, config.prompt_column)
-    return messages
-
-
-def _is_message(turn: Any) -> bool:
-    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-
-
 def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
     """Return what reward functions get of a row by name, its gold answer as `answer`.
 
     Raises:
         DataError: the gold answer lacks the marker of `data.answer_after`, or nothing follows it.
     """
-    columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
+    columns = {
+        key: value
+        for key, value in row.items()
+        if key not in (config.prompt_column, config.answer_column) and not isinstance(value, RowImages)
+    }
     if config.answer_column is None:
         return columns
     gold = gold_at(row, config.answer_column)
@@ -216,47 +205,13 @@ def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
     return {**columns, "answer": gold}
 
 
-def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> PromptSplit:
-    """Return train and eval; no prompt text is in both.
-
-    The distinct texts whose seeded hash is smallest are held out, so a prompt's side does not depend on the rows' order.
-    """
-    distinct = {prompt.text for prompt in prompts}
-    num_eval = count_held_out(len(distinct), config)
-    ranked = sorted(distinct, key=lambda text: hashlib.sha256(f"{config.seed}\n{text}".encode()).digest())
-    held_out_texts = set(ranked[:num_eval])
-    train = tuple(prompt for prompt in prompts if prompt.text not in held_out_texts)
-    held_out = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in held_out_texts}
-    return PromptSplit(
-        train=train,
-        eval=tuple(sorted(held_out.values(), key=lambda prompt: prompt.id)),
-        num_too_long=num_too_long,
-        num_duplicates=len(prompts) - len(train) - len(held_out),
-    )
-
-
-def count_held_out(num_distinct: int, config: DataConfig) -> int:
-    """Return how many of so many distinct prompts are held out.
-
-    Raises:
-        DataError: nothing would be held out although that is asked for, or nothing would be left for training.
-    """
-    num_eval = round(num_distinct * config.eval_fraction)
-    if num_eval == num_distinct or (config.eval_fraction > 0 and num_eval == 0):
-        raise DataError(
-            f"data.eval_fraction: {config.eval_fraction} of {num_distinct} distinct prompts leaves "
-            f"{num_distinct - num_eval} for training and {num_eval} held out; both need at least 1"
-        )
-    return num_eval
-
-
 def few_prompts(config: RunConfig, num_train: int, num_held_out: int) -> list[str]:
     """Return warnings about a run with so few prompts."""
     data, asked = config.data, config.rollout.num_prompts_per_step
     measured = min(num_held_out, config.evaluation.num_prompts or num_held_out)
     findings = (
         warning_if(  # of a task that makes them the configuration alone tells
-            num_train < asked and not data.source.startswith("reasoning_gym:"),
+            num_train < asked and not data.source.startswith(MADE_KINDS),
             f"rollout.num_prompts_per_step: {asked} is more than the {num_train} training prompts of data.source {data.source}"
             ": prompts repeat within a step",
         ),

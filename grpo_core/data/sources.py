@@ -1,4 +1,4 @@
-"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`; and score an answer as a reasoning-gym task does.
+"""Read raw rows: `reasoning_gym:<task>`, `shapes:<task>`, `file:<path>`, `hub:<dataset>`; score an answer as a gym task does.
 
 Adding a source: one function that returns rows of plain JSON values, one line in `read_rows`, its name in `config/names.py`.
 What of a file cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out.
@@ -26,6 +26,8 @@ from pydantic_core import from_json
 
 from grpo_core.config import DataConfig
 from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
+from grpo_core.data.row_images import RowReader, kept_images, undecoded
+from grpo_core.data.shapes import shapes_rows
 from grpo_core.errors import DataError, cause, name_of, shown
 from grpo_core.machine.disk import jsonable
 from grpo_core.policy.sources.find import why_hub_is_away
@@ -33,25 +35,30 @@ from grpo_core.policy.sources.find import why_hub_is_away
 Row = dict[str, Any]
 
 
-def read_rows(config: DataConfig, count: int | None = None) -> list[Row]:
+def read_rows(config: DataConfig, count: int | None = None, *, with_images: bool = False) -> list[Row]:
     """Return the raw rows of the configured source, at most `data.size` of them.
 
     Args:
         config: of the data.
         count: the first so many, without reading or making all; None = all.
+        with_images: whether the model reads images: their files are then kept, and a row has `RowImages` in their column.
 
     Raises:
-        DataError: the source cannot be read or holds no rows.
+        DataError: the source cannot be read or holds no rows, or an image cannot be read.
     """
     kind, _, name = config.source.partition(":")
     most = min(filter(None, (count, config.size)), default=None)
+    reader = _reader(kind, name, config) if with_images else None
     match kind:
         case "reasoning_gym":
             rows = gym_rows(name, config.task_args, most, config.seed)
+        case "shapes":
+            made = shapes_rows(name, most or MADE_ROWS, config.seed)
+            rows = [jsonable(row) if reader is None else reader.take(row, index) for index, row in enumerate(made)]
         case "file":
-            rows = _file_rows(file_of(name), most if count else None)
+            rows = _file_rows(file_of(name), most if count or reader else None, reader)
         case _:
-            rows = hub_rows(name, config.hub_config, config.hub_split, most if count else None)
+            rows = hub_rows(name, config.hub_config, config.hub_split, most if count or reader else None, reader)
     if not rows:
         raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
     return rows[:most]
@@ -107,7 +114,18 @@ def _check_allowed(task: str) -> None:
         )
 
 
-def hub_rows(name: str, config_name: str | None, split: str, count: int | None = None) -> list[Row]:
+def _reader(kind: str, name: str, config: DataConfig) -> RowReader:
+    """Return what reads images of rows: below the folder of a file, or in the caches of the hub's clients."""
+    if kind == "hub":
+        from huggingface_hub import constants
+
+        return RowReader(config, kept_images(config), Path(constants.HF_HOME), takes_absolute=True)
+    return RowReader(config, kept_images(config), file_of(name).parent)
+
+
+def hub_rows(
+    name: str, config_name: str | None, split: str, count: int | None = None, reader: RowReader | None = None
+) -> list[Row]:
     """Return the rows of a data set of the hub.
 
     The client asks again for half a minute, with a warning each time, before it looks into its cache; where one short request
@@ -118,6 +136,7 @@ def hub_rows(name: str, config_name: str | None, split: str, count: int | None =
         config_name: `data.hub_config`.
         split: `data.hub_split`.
         count: the first so many rows, which are not stored; None = all.
+        reader: of images, where the model reads them.
 
     Raises:
         DataError: it cannot be loaded; the message says whether the hub was reached.
@@ -132,7 +151,10 @@ def hub_rows(name: str, config_name: str | None, split: str, count: int | None =
         with _offline() if reason else contextlib.nullcontext():
             # Streamed, only what is asked for is fetched; the cache holds nothing that could be.
             rows = datasets.load_dataset(name, config_name, split=split, streaming=count is not None and reason is None)
-            return [jsonable(dict(row)) for row in itertools.islice(rows, count)]
+            taken = itertools.islice(rows if reader is None else undecoded(rows), count)
+            return [jsonable(dict(row)) if reader is None else reader.take(row, index) for index, row in enumerate(taken)]
+    except DataError:
+        raise
     except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
         away = f"the hub cannot be reached ({reason}), and this machine's cache of it does not hold the data set"
         raise DataError(
@@ -160,14 +182,18 @@ def file_of(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def _file_rows(path: Path, count: int | None) -> list[Row]:
-    readers = {".jsonl": _jsonl_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+def _file_rows(path: Path, count: int | None, reader: RowReader | None = None) -> list[Row]:
+    parquet = _parquet_rows if reader is None else _parquet_values
+    readers = {".jsonl": _jsonl_rows, ".csv": _csv_rows, ".parquet": parquet}
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
     if not path.is_file():  # opening a pipe would wait for ever
         raise DataError(f"data.source file:{path}: no such file; give a path from the configuration or the working folder")
     try:
-        return list(itertools.islice(readers[path.suffix](path), count))
+        rows = itertools.islice(readers[path.suffix](path), count)
+        return list(rows) if reader is None else [reader.take(row, index) for index, row in enumerate(rows)]
+    except DataError:
+        raise
     except Exception as error:  # pyarrow raises a dozen unrelated types for damaged files
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {cause(error)}") from error
 
@@ -203,12 +229,17 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     """Yield one row a row of the table, with values as JSON has them."""
+    return map(jsonable, _parquet_values(path, 65_536))
+
+
+def _parquet_values(path: Path, at_once: int = 16) -> Iterator[Row]:
+    """Yield one row a row of the table, so many of them in memory: a row may hold images."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         _refuse_doubles(file.schema_arrow.names)
-        for batch in file.iter_batches():
-            yield from map(jsonable, batch.to_pylist())
+        for batch in file.iter_batches(batch_size=at_once):
+            yield from batch.to_pylist()
 
 
 def _refuse_doubles(names: list[str]) -> None:

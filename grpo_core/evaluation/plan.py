@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from grpo_core.config import RunConfig, apply_overrides, load_config, run_name, validate_config
 from grpo_core.data.prepare import MANIFEST_FILE, load_frozen
+from grpo_core.data.splitting import identity
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
@@ -139,7 +140,8 @@ def data_facts(plan: EvaluationPlan) -> list[str]:
     config = RunDir(plan.run_path).read_config()
     _, held_out = load_frozen(RunDir(plan.run_path).data)
     evaluated = held_out[: config.evaluation.num_prompts]
-    texts = {prompt.text for prompt in load_frozen(plan.frozen_data)[0]} if plan.frozen_data is not None else set()
-    shared = sum(prompt.text in texts for prompt in evaluated)
+    trained = load_frozen(plan.frozen_data, with_images=False)[0] if plan.frozen_data is not None else ()
+    known = {identity(prompt) for prompt in trained}
+    shared = sum(identity(prompt) in known for prompt in evaluated)
     facts = [f"prompts: {len(evaluated)} of {len(held_out)} of {config.data.source}"]
     return [*facts, f"warning: the policy was trained on {shared} of these prompts"] if shared else facts

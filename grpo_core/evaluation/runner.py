@@ -12,7 +12,7 @@ from typing import Any
 import pandas
 
 from grpo_core.config import RunConfig
-from grpo_core.data.prepare import load_frozen
+from grpo_core.data.prepare import MANIFEST_FILE, frozen_images, load_frozen
 from grpo_core.errors import cause
 from grpo_core.evaluation.held_out import is_missing, is_of_training, make_once
 from grpo_core.evaluation.results import (
@@ -144,7 +144,7 @@ def open_evaluator(
     rewards, verdicts = open_rewards(config, run_dir)
     verifier = pick_verifier(rewards, config)
     start_workers([verifier])
-    policy = open_policy(folder, config, stored_initial)
+    policy = open_policy(folder, config, stored_initial, images=None if run_dir is None else run_dir.images)
     return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
 
 
@@ -226,7 +226,9 @@ def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Rewar
     folders = () if run_dir is None else (run_dir, RunDir(run_dir.original))
     journals = [folder.journal_file for folder in folders if folder.journal_file.exists()]
     given = (record.data for file in journals for record in read_records(file))  # superseded ones, too
-    return load_rewards(config.rewards), read_verdicts(given)
+    has_prompts = run_dir is not None and (run_dir.data / MANIFEST_FILE).exists()
+    images = frozen_images(run_dir.data) if run_dir is not None and has_prompts else None
+    return load_rewards(config.rewards, images), read_verdicts(given)
 
 
 def pick_verifier(rewards: Sequence[Reward], config: RunConfig) -> Reward:

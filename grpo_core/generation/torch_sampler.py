@@ -75,7 +75,7 @@ def _sample_batch(
     """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together, pads behind their ends."""
     device, limit = policy.device, settings.max_completion_tokens
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
-    prefix = encode_prompts(policy.model, [prompt.model_input for prompt in prompts], prompt_of_row)
+    prefix = encode_prompts(policy.model, [prompt.model_input for prompt in prompts], prompt_of_row, policy.images)
     decoder = decoding(prefix, limit)
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
     eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]

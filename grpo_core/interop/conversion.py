@@ -17,7 +17,9 @@ from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Entry, Settings, Source, System, dead, is_missing, no_counterpart
 from grpo_core.interop.shell import Start, is_script, read_script
 from grpo_core.interop.trl import TRL
-from grpo_core.interop.trl_family import OPEN_R1, REGISTRY, VLM_R1, as_of
+from grpo_core.interop.trl_family import OPEN_R1, REGISTRY, as_of
+from grpo_core.interop.vlm_r1 import VLM_R1
+from grpo_core.interop.vlm_r1_rows import JoinedRows
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
 
@@ -126,6 +128,8 @@ class Imported:
     """What had to be assumed, or is left to fill in."""
     warnings: tuple[str, ...]
     """The warnings of `grpo check` about the result."""
+    rows: JoinedRows | None = None
+    """What the new file for the rows holds that was asked for."""
 
 
 def import_config(
@@ -134,6 +138,8 @@ def import_config(
     processes: int | None = None,
     command: int | None = None,
     trl_version: str | None = None,
+    *,
+    rows: Path | None = None,
 ) -> Imported:
     """Convert the settings of a run of another system into a configuration of this project.
 
@@ -143,6 +149,8 @@ def import_config(
         processes: training processes of the source's run; None = as the file implies, else 1.
         command: of a script, which of its training commands, from 1; None = the only one.
         trl_version: of settings of TRL, the release whose defaults are taken; None = 1.16.
+        rows: of settings of VLM-R1, the JSONL file for the rows of its data, which the caller writes (`Imported.rows`); the
+            configuration names it. None = no such file.
 
     Raises:
         ConfigError: the file cannot be read, is no system's, another one's or that of several alike, has fewer keys that map
@@ -163,16 +171,18 @@ def import_config(
     if trl_version is not None and found != "trl":
         raise ConfigError(f"trl-version: {trl_version} has no effect on settings of {SYSTEMS[found].title}; leave it out")
     system = as_of(trl_version) if found == "trl" else SYSTEMS[found]
-    imported = convert(values, path, system, processes, start)
-    if source:
-        return imported
-    own = "no key is open-r1's or VLM-R1's own" if found == "trl" else "the file has keys or rewards of its own"
-    others = " or ".join(name for name in SYSTEMS if name not in (found, "roll"))
-    remedy = "" if found == "roll" else f"; --format {others} takes those of another system"
-    return replace(
-        imported,
-        notes=(f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}", *imported.notes),
-    )
+    if rows is not None and system.joined is None:
+        raise ConfigError(f"data: {rows} has no effect on settings of {system.title}; leave it out")
+    imported = convert(values, path, system, processes, start, rows=rows)
+    return imported if source else replace(imported, notes=(_assumed_defaults(system), *imported.notes))
+
+
+def _assumed_defaults(system: System) -> str:
+    """Return whose defaults are assumed of a file whose format was found by its keys."""
+    own = "no key is open-r1's or VLM-R1's own" if system.name == "trl" else "the file has keys or rewards of its own"
+    others = " or ".join(name for name in SYSTEMS if name not in (system.name, "roll"))
+    remedy = "" if system.name == "roll" else f"; --format {others} takes those of another system"
+    return f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}"
 
 
 def convert(
@@ -181,6 +191,8 @@ def convert(
     system: System = TRL,
     processes: int | None = None,
     start: Start | None = None,
+    *,
+    rows: Path | None = None,
 ) -> Imported:
     """Convert settings, which messages call `path`; see `import_config`."""
     flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
@@ -191,15 +203,11 @@ def convert(
     given = {system.aliases.get(key, key): value for key, value in older_first}  # of two names of one key, the new one counts
     in_file = given.get("num_processes")
     counted = processes or (start.processes if start else None) or (in_file if isinstance(in_file, int) else None)
-    settings = Settings(path, given, system, counted)
+    settings = Settings(path, given, system, counted, rows)
     entries = [replace(_conclude(key, value, settings), key=key, value=value) for key, value in flat.items()]
     _refuse_strange(settings, entries)
     entries += _defaults(settings, entries)
-    if start:
-        entries += [
-            replace(no_counterpart(OF_LAUNCHER), key=f"{start.launcher} --{key}", value=value)
-            for key, value in start.options.items()
-        ]
+    entries += _of_launcher(start) if start else []
     entries, nested, config = _settle(entries)
     written = flatten_sections(nested)
     return Imported(
@@ -217,7 +225,15 @@ def convert(
             *(() if "data.eval_fraction" in written else (HELD_OUT,)),
         ),
         warnings=check_consistency(config),
+        rows=system.joined(settings) if rows and system.joined else None,
     )
+
+
+def _of_launcher(start: Start) -> list[Entry]:
+    return [
+        replace(no_counterpart(OF_LAUNCHER), key=f"{start.launcher} --{key}", value=value)
+        for key, value in start.options.items()
+    ]
 
 
 def _stray_commas(arguments: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.errors import ConfigError, shown
+from grpo_core.interop.vlm_r1_rows import JoinedRows
 
 Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -85,6 +86,8 @@ class Settings:
     system: "System"
     processes: int | None
     """Training processes, where the file, its script or the user tells."""
+    rows: Path | None = None
+    """New file for the rows of the source's data; None = they are read from where they are."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key that has a rule.
@@ -157,6 +160,8 @@ class System:
     """What the conversion had to assume about a file."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """{older name: name now}."""
+    joined: "Callable[[Settings], JoinedRows] | None" = None
+    """What a new file for the rows of its data holds; None = its rows are ours as they are."""
     is_nested: bool = False
     """Its keys are paths through sections, and its values may refer to each other as `${key}`."""
 

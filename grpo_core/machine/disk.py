@@ -206,6 +206,20 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Let a file that is replaced and never changed have another name; on another disk, copy it.
+
+    Raises:
+        OSError: it cannot be read, or the target is there or cannot be written.
+    """
+    try:
+        Path(target).hardlink_to(source)
+    except FileExistsError:
+        raise
+    except OSError:  # another disk
+        shutil.copy2(source, target)
+
+
 def free_bytes(path: Path) -> float:
     """Return the bytes that this user can still write where `path` is, or would be; infinity where a mount does not tell."""
     usage = shutil.disk_usage(next(place for place in (path, *path.resolve().parents) if place.exists()))

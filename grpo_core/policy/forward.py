@@ -12,13 +12,14 @@ may fill twice.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +29,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.model_images import ModelImages
+from grpo_core.policy.vision import decoder_of
 from grpo_core.types import ModelInput, Prompt
 
 States = Float[Tensor, "R h S d"]
@@ -41,12 +44,20 @@ class EncodedPrefix:
     """Prompts after one forward pass, with keys and values, handed out to the rows that complete them.
 
     `last_hidden` is the hidden state of each prompt's last token, which predicts the first completion token; `mask` is True on
-    prompt tokens, which are padded on the left.
+    prompt tokens, which are padded on the left. `offset` is how far the positions of what follows are from their count, None
+    where they are it: an image may take fewer positions than it has tokens.
     """
 
     last_hidden: Float[Tensor, "B H"]
     mask: Bool[Tensor, "B S"]
     cache: DynamicCache
+    offset: Int[Tensor, "B 1"] | None = None
+
+    def keep(self, rows: Int[Tensor, " b"]) -> "EncodedPrefix":
+        """Return it for these rows alone; the cache is theirs from now on."""
+        self.cache.batch_select_indices(rows)
+        offset = None if self.offset is None else self.offset[rows]
+        return EncodedPrefix(last_hidden=self.last_hidden[rows], mask=self.mask[rows], cache=self.cache, offset=offset)
 
 
 def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
@@ -58,7 +69,12 @@ def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[T
 
 
 def encode_prompts(
-    model: PreTrainedModel, prompts: Sequence[ModelInput], prompt_of_row: Int[Tensor, " B"], *, replayed: bool = False
+    model: PreTrainedModel,
+    prompts: Sequence[ModelInput],
+    prompt_of_row: Int[Tensor, " B"],
+    images: ModelImages | None = None,
+    *,
+    replayed: bool = False,
 ) -> EncodedPrefix:
     """Run P prompts through the model's backbone, and give every row the keys and values of its prompt.
 
@@ -66,17 +82,21 @@ def encode_prompts(
         model: a causal language model.
         prompts: P of them.
         prompt_of_row: which of them each row completes.
+        images: of the prompts; None = the model reads text alone.
         replayed: whether the layers are computed again in the backward pass.
     """
     ids, mask = pad_left(prompts, model.device)
     rows = prompt_of_row.to(model.device)
-    output = _run(model, ids, mask, ReplayedCache(model) if replayed else DynamicCache(config=model.config))
+    read = None if images is None else images.read(model, prompts, ids, mask)
+    empty = ReplayedCache(model) if replayed else DynamicCache(config=model.config)
+    output = _run(model, ids, mask, empty, {} if read is None else read.arguments())
     cache = output.past_key_values
     if isinstance(cache, ReplayedCache):
         cache = cache.seen_by(rows)
     else:
         cache.batch_select_indices(rows)
-    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1][rows], mask=mask[rows], cache=cache)
+    offset = None if read is None or read.offset is None else read.offset[rows]
+    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1][rows], mask=mask[rows], cache=cache, offset=offset)
 
 
 def continue_prefix(
@@ -86,15 +106,25 @@ def continue_prefix(
 
     `token_mask` covers everything in the cache after this call.
     """
-    hidden: Tensor = _run(model, token_ids, token_mask, prefix.cache).last_hidden_state
+    moved = {} if prefix.offset is None else {"position_ids": _positions(token_mask, token_ids.shape[1]) + prefix.offset}
+    hidden: Tensor = _run(model, token_ids, token_mask, prefix.cache, moved).last_hidden_state
     return hidden
 
 
-def _run(model: PreTrainedModel, ids: Int[Tensor, "R t"], mask: Bool[Tensor, "R seen"], cache: DynamicCache) -> Any:
-    """Run tokens after those in a cache, which `mask` covers as well."""
-    positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+def _run(
+    model: PreTrainedModel,
+    ids: Int[Tensor, "R t"],
+    mask: Bool[Tensor, "R seen"],
+    cache: DynamicCache,
+    more: Mapping[str, Any],
+) -> Any:
+    """Run tokens after those in a cache, which `mask` covers as well; `more` are further arguments, or others."""
+    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": _positions(mask, ids.shape[1]), **more}
     return model.base_model(**inputs, past_key_values=cache, use_cache=True)
+
+
+def _positions(mask: Bool[Tensor, "R seen"], newest: int) -> Int[Tensor, "R t"]:
+    return (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -newest:]
 
 
 def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -155,11 +185,16 @@ def prompts_of(completions: SampledCompletions, rows: Sequence[int]) -> tuple[li
 
 
 def rows_hidden(
-    model: PreTrainedModel, completions: SampledCompletions, rows: Sequence[int], *, replayed: bool = False
+    model: PreTrainedModel,
+    completions: SampledCompletions,
+    rows: Sequence[int],
+    images: ModelImages | None = None,
+    *,
+    replayed: bool = False,
 ) -> Float[Tensor, "N H"]:
-    """Return the hidden states that predict the rows' completion tokens; `replayed` as in `encode_prompts`."""
+    """Return the hidden states that predict the rows' completion tokens; `images` and `replayed` as in `encode_prompts`."""
     ids, mask = cut_rows(completions, rows)
-    prefix = encode_prompts(model, *prompts_of(completions, rows), replayed=replayed)
+    prefix = encode_prompts(model, *prompts_of(completions, rows), images, replayed=replayed)
     hidden = prefix.last_hidden.unsqueeze(1)
     if ids.shape[1] > 1:
         # The last token predicts nothing that was sampled, so it is not run.
@@ -168,18 +203,38 @@ def rows_hidden(
     return hidden[mask]
 
 
-def some_tokens(vocabulary: int, device: torch.device) -> SampledCompletions:
-    """Return three prompts, and three completions of each, of several lengths: to try ways to run a model."""
-    ids = [tuple((11 * place + length) % vocabulary for place in range(length)) for length in (7, 19, 12)]
+def some_tokens(vocabulary: int, device: torch.device, images: ModelImages | None = None) -> SampledCompletions:
+    """Return three prompts, and three completions of each, of several lengths: to try ways to run a model.
+
+    With `images`, the second prompt has one, and no other token stands for a part of one.
+    """
+    parts = [tuple((11 * place + length) % vocabulary for place in range(length)) for length in (7, 19, 12)]
     lengths = torch.tensor([9, 1, 4, 14, 2, 8, 5, 3, 11], device=device).unsqueeze(1)
     places = torch.arange(14, device=device)
+    ids = (7 * places + torch.arange(9, device=device).unsqueeze(1)) % vocabulary
+    seen: list[tuple[str, ...]] = [(), (), ()]
+    if images is not None:
+        stands = images.processor.placeholder_id
+        parts = [tuple((stands + 1) % vocabulary if token == stands else token for token in part) for part in parts]
+        ids, seen[1] = ids.masked_fill(ids == stands, (stands + 1) % vocabulary), ("",)
+        parts[1] = (*parts[1][:5], *images.encoded(seen[1]).token_ids, *parts[1][5:])
+    prompts = (
+        Prompt(id=number, content="", text="", token_ids=one, columns={}, images=some)
+        for number, (one, some) in enumerate(zip(parts, seen, strict=True))
+    )
     return SampledCompletions(
-        prompts=tuple(Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)),
+        prompts=tuple(prompts),
         group_size=3,
-        completion_ids=(7 * places + torch.arange(9, device=device).unsqueeze(1)) % vocabulary,
+        completion_ids=ids,
         completion_mask=places < lengths,
         sampling_per_token_logps=torch.zeros(9, 14, device=device),
     )
+
+
+def some_image() -> Image.Image:
+    """Return an image of many colours, always the same, that no model has to make smaller: to try ways to run a model."""
+    values = (torch.arange(3 * 48 * 64) * 40503 % 65521 % 256).to(torch.uint8)
+    return Image.fromarray(values.view(48, 64, 3).numpy())
 
 
 def scatter(values: Float[Tensor, " N"], mask: Bool[Tensor, "b t"], width: int) -> Float[Tensor, "b T"]:
@@ -196,12 +251,13 @@ def hiding(seen: Bool[Tensor, "B S"], dtype: torch.dtype) -> Float[Tensor, "B 1 
 @contextlib.contextmanager
 def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Let a model use an attention of transformers' registry while inside."""
-    usual = model.config._attn_implementation
-    model.config._attn_implementation = implementation
+    config = decoder_of(model).config  # the model's own would set that of its tower, too
+    usual = config._attn_implementation
+    config._attn_implementation = implementation
     try:
         yield
     finally:
-        model.config._attn_implementation = usual
+        config._attn_implementation = usual
 
 
 def has_full_attention(config: PreTrainedConfig) -> bool:
@@ -241,7 +297,9 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _kept_input(model: PreTrainedModel, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    implementation = model.config._attn_implementation  # the backward pass comes when the model has its usual one again
+    implementation = decoder_of(
+        model
+    ).config._attn_implementation  # the backward pass comes when the model has its usual one again
 
     def layer(*args: Any, **kwargs: Any) -> Any:
         with attending(model, implementation):

@@ -10,9 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_utils import str_to_torch_dtype
 
 from grpo_core.config import RunConfig
@@ -22,15 +30,20 @@ from grpo_core.parallel.sharded import gathered
 from grpo_core.parallel.world import SOLO, World
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_tokens, vocabulary_head
+from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_image, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
-from grpo_core.policy.outline import Outline
+from grpo_core.policy.model_images import ModelImages
+from grpo_core.policy.outline import Outline, freeze_fault
 from grpo_core.policy.policy import BatchLimits, Policy
+from grpo_core.policy.processor import EncodedText, load_processor
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
 from grpo_core.policy.spread import open_spread
+from grpo_core.policy.vision import completion_type, decoder_name, reads_images, tower_parameters, type_arguments
 from grpo_core.policy.weights import Weights
+from grpo_core.types import ModelInput
 
-OTHER_INPUT = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config")
+OTHER_INPUT, VISION = re.compile(r"(vision|image|video|audio|speech|vq)\w*_config"), "vision_config"
+"""Keys of what a model reads beside text; one of them is of a tower for images."""
 LEFTOVER = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias)$")
 """Buffers that older versions of transformers have stored, and that are computed now."""
 TAKEN_FOR_EXPERTS = {"gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
@@ -40,7 +53,13 @@ LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 0.1
 compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 
 
-def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None, world: World = SOLO) -> Policy:
+def open_policy(
+    folder: Path,
+    config: RunConfig,
+    stored_initial: Path | None = None,
+    world: World = SOLO,
+    images: Path | None = None,
+) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
     Args:
@@ -49,6 +68,7 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
         stored_initial: initial policy of a run, as it has stored it: for where `model.lora.init_from` is gone, or the folder
             is one of the run's own checkpoints because `model.source` is.
         world: the processes that use it.
+        images: folder of a run's images by their digests; None = its prompts have none.
 
     Raises:
         ModelError: it cannot be loaded or used.
@@ -73,17 +93,36 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
         limits=BatchLimits(rollout_rows=training.rollout_rows, microbatch_tokens=training.microbatch_tokens),
         recomputed=training.gradient_checkpointing,
         world=world,
+        images=_images_of(model, base, config, images),
     )
     if lora is not None:
         from grpo_core.policy.lora.adapted import with_adapter  # here: most runs need no PEFT, whose import takes a second
 
         policy = with_adapter(policy, lora, seed=training.seed, source=config.model.source)
     with gathered(model):
-        path = SamplingPath.fastest(model, config.model.dtype, may_pack=training.packed_weights)
+        path = SamplingPath.fastest(model, config.model.dtype, may_pack=training.packed_weights, images=policy.images)
     place = folder if is_adapter else _start_of(config, folder, stored_initial)
     if place is not None:
         _begin_with(policy, config, place, load_file(place) if place == stored_initial else policy.stored(place))
     return replace(policy, path=path)
+
+
+def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Path | None) -> ModelImages | None:
+    """Return what reads the images of prompts; freeze the tower where that is asked for.
+
+    Raises:
+        ModelError: it is asked for and there is none, or the processor cannot be loaded.
+    """
+    tower, is_frozen = tower_parameters(model), bool(config.model.freeze)
+    if (fault := freeze_fault(config, len(tower))) is not None:
+        raise ModelError(fault)
+    processor = load_processor(base, config.model.trust_remote_code) if reads_images(model) else None
+    if processor is None:
+        return None
+    for weights in tower if is_frozen else ():
+        weights.requires_grad_(False)
+    found = ModelImages.in_folder(base, processor, images, config.data.max_image_pixels)
+    return replace(found, is_frozen=is_frozen or config.model.lora is not None)  # an adapter is of the decoder alone
 
 
 def _begin_with(policy: Policy, config: RunConfig, place: Path, weights: Weights) -> None:
@@ -110,14 +149,16 @@ def _start_of(config: RunConfig, folder: Path, stored_initial: Path | None) -> P
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:
-    """Load a causal language model with fp32 weights, dropout off.
+    """Load a causal language model, which may read images, with fp32 weights, dropout off.
 
     Raises:
         ModelError: it cannot be loaded, a weight does not come from its files, one of theirs is not used, or the model is of
             an architecture that is not supported.
     """
     model = _load(folder, trust_remote_code, with_weights=True).eval()
-    _check_by_value(model, f"model.source: {type(model).__name__} in {folder}")
+    processor = load_processor(folder, trust_remote_code) if reads_images(model) else None
+    images = None if processor is None else ModelImages(processor=processor, open=lambda _: some_image())
+    _check_by_value(model, f"model.source: {type(model).__name__} in {folder}", images)
     return model.to(device)
 
 
@@ -129,6 +170,8 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> Outline:
     """
     model = _load(folder, trust_remote_code, with_weights=False)
     require_vocabulary(model, load_tokenizer(folder, trust_remote_code), folder)
+    if reads_images(model):
+        load_processor(folder, trust_remote_code)
     return outline_of(model)
 
 
@@ -138,8 +181,10 @@ def _load(folder: Path, trust_remote_code: bool, *, with_weights: bool) -> PreTr
     unloadable = f"model.source: no causal language model can be loaded from {folder}: {{cause}}"
     with raised_as(ModelError, unloadable, Exception):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        if other := [key for key, value in config.to_dict().items() if OTHER_INPUT.fullmatch(key) and value is not None]:
-            raise ModelError(f"model.source: {folder}: its {other[0]} says that it reads more than text")
+        given = [key for key, value in config.to_dict().items() if OTHER_INPUT.fullmatch(key) and value is not None]
+        if other := [key for key in given if key != VISION]:
+            raise ModelError(f"model.source: {folder}: its {other[0]} says that it reads more than text and images")
+        kind = AutoModelForImageTextToText if given else AutoModelForCausalLM
         if getattr(config, "transformers_weights", None) is not None:
             raise ModelError(f"model.source: {folder}: its config.json names a file of weights (transformers_weights)")
         if getattr(config, "quantization_config", None) is not None:
@@ -147,10 +192,10 @@ def _load(folder: Path, trust_remote_code: bool, *, with_weights: bool) -> PreTr
         kept = {"config": config, "dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
         if with_weights:  # no pickles: reading one may run the code of whoever has made it
             more = {"trust_remote_code": trust_remote_code, "use_safetensors": True}
-            model, info = AutoModelForCausalLM.from_pretrained(folder, **kept, **more)
+            model, info = kind.from_pretrained(folder, **kept, **more)
         else:  # from headers: opening files of tensors would reserve memory for all of them
             with torch.device("meta"):
-                empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+                empty = kind.from_config(config, trust_remote_code=trust_remote_code)
             model, info = type(empty).from_pretrained(None, **kept, state_dict=_headers(folder), device_map="meta")
             if (folder / "generation_config.json").exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -190,38 +235,46 @@ def require_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 def outline_of(model: PreTrainedModel) -> Outline:
     """Return what a model is like; its tensors may be on the device `meta`."""
-    head = model.get_output_embeddings()
-    linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear and module is not head}
+    head, tower = model.get_output_embeddings(), {id(weights) for weights in tower_parameters(model)}
+    inside = decoder_name(model) if tower else ""
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module is not head and name.startswith(inside)
+    }
     if any(".experts." in name for name, _ in model.named_parameters()):
         linear = {name: module for name, module in linear.items() if name.rpartition(".")[2] not in TAKEN_FOR_EXPERTS}
     places = [module for module in model.modules() if isinstance(module, nn.Embedding) or module in (head, *linear.values())]
-    known = {id(parameter) for module in places for parameter in module.parameters()}
+    known = tower | {id(parameter) for module in places for parameter in module.parameters()}
     matrices = {name: weights for name, weights in model.named_parameters() if weights.ndim > 1 and id(weights) not in known}
     return Outline(
         parameters=model.num_parameters(),
         linear_layers={name: (module.in_features, module.out_features) for name, module in linear.items()},
         unreached={name: weights.numel() for name, weights in matrices.items()},
         positions=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        tower=sum(weights.numel() for weights in tower_parameters(model)),
     )
 
 
 @torch.no_grad()
-def _check_by_value(model: PreTrainedModel, name: str) -> None:
+def _check_by_value(model: PreTrainedModel, name: str, images: ModelImages | None) -> None:
     """Refuse a model whose logits are not those of its vocabulary head on hidden states as they are computed here.
 
     Rows of different lengths, padded and with kept keys and values, are compared with each row alone: layers that keep
-    something else, that see later tokens, or that change logits after the head are found.
+    something else, that see later tokens, or that change logits after the head are found. With `images`, a row has one.
     """
-    tokens, head, rows = some_tokens(model.config.get_text_config().vocab_size, model.device), vocabulary_head(model), (0, 8)
+    tokens = some_tokens(model.config.get_text_config().vocab_size, model.device, images)
+    head, rows = vocabulary_head(model), (0, 8) if images is None else (0, 3)
     with raised_as(ModelError, f"{name} cannot complete a text here: {{cause}}", Exception):
-        hidden, alone = rows_hidden(model, tokens, rows), list[Tensor]()
+        hidden, alone = rows_hidden(model, tokens, rows, images), list[Tensor]()
         logits = head(hidden)
         scale = max(1.0, LARGE_LOGIT / float(logits[logits.isfinite()].abs().max()))
         with model.get_output_embeddings().register_forward_pre_hook(lambda _head, arguments: (scale * arguments[0],)):
             for row in rows:
-                prompt, completion = tokens.prompts[row // 3].token_ids, tokens.completion_ids[row][tokens.completion_mask[row]]
-                text = torch.cat([torch.tensor(prompt), completion]).unsqueeze(0)
-                alone.append(model(input_ids=text).logits[0, len(prompt) - 1 : -1])
+                prompt, completion = tokens.prompts[row // 3], tokens.completion_ids[row][tokens.completion_mask[row]]
+                text = torch.cat([torch.tensor(prompt.token_ids), completion]).unsqueeze(0)
+                more = {} if images is None else _as_transformers(model, images, prompt.model_input, text)
+                alone.append(model(input_ids=text, **more).logits[0, len(prompt.token_ids) - 1 : -1])
         expected, computed = torch.cat(alone), head(scale * hidden)
     if not torch.allclose(expected, computed, atol=LARGEST_DIFFERENCE, rtol=0):
         difference = (expected - computed).abs().max().item() / scale
@@ -229,3 +282,19 @@ def _check_by_value(model: PreTrainedModel, name: str) -> None:
             f"{name} has other logits than its vocabulary head on hidden states of kept keys and values (by up to "
             f"{difference:.3g}): a weight is not finite, or the architecture is not supported"
         )
+
+
+def _as_transformers(
+    model: PreTrainedModel, images: ModelImages, prompt: ModelInput, text: Int[Tensor, "1 N"]
+) -> dict[str, Tensor]:
+    """Return what the model's processor gives for a prompt beside its tokens, with the types of its completion."""
+    found = images.encoded(prompt.images) if prompt.images else EncodedText(token_ids=(), tensors={}, types={})
+    types = {name: torch.zeros_like(text) for name in (*found.types, *type_arguments(model))}
+    for name, of_image in found.types.items():
+        start = prompt.token_ids.index(images.processor.placeholder_id) - list(found.token_ids).index(
+            images.processor.placeholder_id
+        )
+        types[name][0, start : start + of_image.shape[1]] = of_image[0]
+    for one in types.values():
+        one[:, len(prompt) :] = completion_type(model)
+    return {**found.tensors, **types}

@@ -19,14 +19,16 @@ class Outline:
     """A model of transformers.
 
     `linear_layers` are {name: (inputs, outputs)} of the layers that can have an adapter: plain linear ones, but the vocabulary
-    head; `unreached` {name: weights} of all other matrices: of experts, routers, convolutions; not of embeddings. `positions`
-    are the tokens of the longest text, by its configuration; None = any.
+    head, and in the decoder of a model that reads images; `unreached` {name: weights} of all other matrices: of experts,
+    routers, convolutions; not of embeddings and the tower. `positions` are the tokens of the longest text, by its
+    configuration; None = any. `tower` are the weights that read images and join them to the text.
     """
 
     parameters: int
     linear_layers: Mapping[str, Sides]
     unreached: Mapping[str, int]
     positions: int | None
+    tower: int = 0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Outline":
@@ -58,6 +60,13 @@ def beyond_positions(config: RunConfig, outline: Outline) -> str | None:
         f"rollout: max_prompt_tokens {prompt} + max_completion_tokens {completion} = {prompt + completion}, and the model was "
         f"made for texts of at most {outline.positions} tokens; lower one of the two"
     )
+
+
+def freeze_fault(config: RunConfig, tower: int) -> str | None:
+    """Return that a run asks for a frozen tower, and its model, which has so many weights in one, has none; else None."""
+    if not config.model.freeze or tower:
+        return None
+    return f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"
 
 
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27

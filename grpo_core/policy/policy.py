@@ -29,8 +29,10 @@ from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.model_images import ModelImages
 from grpo_core.policy.outline import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.spread import copy_model
+from grpo_core.policy.vision import tower_parameters
 from grpo_core.policy.weights import (
     WEIGHTS_FILE,
     Weights,
@@ -107,6 +109,8 @@ class Policy:
     """Where its passes run, if its weights wait in host memory between them (`device.on_device`)."""
     world: World = SOLO
     """The processes that share out what it samples and measures."""
+    images: ModelImages | None = None
+    """What reads the images of its prompts; None = the model reads text alone."""
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +123,12 @@ class Policy:
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield what is trained."""
-        yield from self.model.parameters()
+        frozen = {id(weights) for weights in self._shared()}
+        yield from (parameter for parameter in self.model.parameters() if id(parameter) not in frozen)
+
+    def _shared(self) -> list[Parameter]:
+        """Return the weights that its copies have with it: those of a frozen tower."""
+        return tower_parameters(self.model) if self.images is not None and self.images.is_frozen else []
 
     def end_passes(self) -> None:
         """Add up the gradients that the processes have of the pieces that were theirs, after the last `forward` of a step."""
@@ -128,7 +137,8 @@ class Policy:
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
-        model = copy_model(self.model, self.world, self.dtype) if is_spread(self.model) else copy.deepcopy(self.model)
+        shared: dict[int, object] = {id(weights): weights for weights in self._shared()}
+        model = copy_model(self.model, self.world, self.dtype) if is_spread(self.model) else copy.deepcopy(self.model, shared)
         copied = replace(self, model=model.requires_grad_(False).eval())
         return copied if self.used_on is None else copied.offloaded()  # a copy is in ordinary memory
 
@@ -184,8 +194,14 @@ class Policy:
     def save(self, folder: Path, weights: Weights) -> None:
         """Write a folder that transformers loads, with what `weights` returned."""
         self.model.save_pretrained(folder, state_dict={})  # all but the weights
-        self.tokenizer.save_pretrained(folder)
+        self.save_tokenizer(folder)
         save_weights(as_on_hub(self.model, weights), folder / WEIGHTS_FILE)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write tokenizer and processor into a folder: the files of the latter as they are, its part for video with them."""
+        self.tokenizer.save_pretrained(folder)
+        for name, content in ({} if self.images is None else self.images.files).items():
+            (folder / name).write_bytes(content)
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""
@@ -268,8 +284,8 @@ class Policy:
         recomputed = self.recomputed and torch.is_grad_enabled()
         with recomputing(self.model) if recomputed else contextlib.nullcontext():
             if self.path.padded:
-                return rows_hidden(self.model, completions, rows, replayed=recomputed)
-            return grouped_hidden(self.model, GroupedTokens.of(completions, rows))
+                return rows_hidden(self.model, completions, rows, self.images, replayed=recomputed)
+            return grouped_hidden(self.model, GroupedTokens.of(completions, rows), self.images)
 
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `limits.microbatch_tokens`, without gradient."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 AS_IDEFICS = "SmolVLMProcessor"
 """Needs a package that writes numbers as words, for video; Idefics3's processor does the same with an image."""
+TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class EncodedText:
     token_ids: tuple[int, ...]
     tensors: Mapping[str, "Tensor"]
     """By argument of the model: `pixel_values`, and what goes with them. Their first axis counts as the processor does."""
+    types: Mapping[str, "Tensor"]
+    """Of the tokens, by argument, where the processor gives them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,11 +57,12 @@ class TextAndImages:
             raise ValueError(f"the text holds {feature}, which stands for a part of an image")
         how = {"add_special_tokens": add_special_tokens, "return_tensors": "pt"}
         if not images:  # as text alone: the processors of some models refuse that
-            return EncodedText(token_ids=tuple(self.processor.tokenizer([text], **how).input_ids[0].tolist()), tensors={})
+            ids = self.processor.tokenizer([text], **how).input_ids[0].tolist()
+            return EncodedText(token_ids=tuple(ids), tensors={}, types={})
         found = self.processor(text=[text], images=[list(images)], **how)  # by prompt: LLaVA-OneVision counts them
-        ids = tuple(found.pop("input_ids")[0].tolist())
-        left_out = ("attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
-        return EncodedText(token_ids=ids, tensors={name: one for name, one in found.items() if name not in left_out})
+        ids, types = found.pop("input_ids")[0].tolist(), {name: found.pop(name) for name in TYPES if name in found}
+        tensors = {name: one for name, one in found.items() if name not in ("attention_mask", "labels")}
+        return EncodedText(token_ids=tuple(ids), tensors=tensors, types=types)
 
 
 def load_processor(folder: Path, trust_remote_code: bool = False) -> TextAndImages | None:

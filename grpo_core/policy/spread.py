@@ -14,6 +14,7 @@ from grpo_core.parallel.world import World, local
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.forward import decoder_layers, has_full_attention
 from grpo_core.policy.sources.find import weight_files
+from grpo_core.policy.vision import reads_images
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures whose log-probabilities are known to be those of one process."""
@@ -33,6 +34,11 @@ def open_spread(folder: Path, outline: PreTrainedModel, world: World, dtype: Dty
         ModelError: the architecture is not supported.
     """
     config = outline.config.get_text_config()
+    if reads_images(outline):
+        raise ModelError(
+            f"training.shards: {world.shards} is not supported with a model that reads images; set it to 1, with which each "
+            "process has all weights"
+        )
     if config.model_type not in MODEL_TYPES or not has_full_attention(config):
         raise ModelError(
             f"training.shards: {world.shards} is not supported with the architecture {config.model_type}, only with full "

@@ -5,6 +5,10 @@ text, or conversations where the prompts are conversations; every column of the 
 them. All of it is the function's own: each call and each completion has copies. None means that this completion cannot be
 scored.
 
+Of prompts with images, a function gets for each completion, if its signature names them: `images`, a sequence of Pillow's
+images, each opened when it is asked for; `image_sizes`, (width, height) of each file as a viewer shows it; `input_sizes`, of
+each image as the model gets it.
+
 Adding one: write the function in a module of yours and name it `package.module:function` in the config; a built-in one also
 gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in its test.
 """
@@ -22,6 +26,7 @@ from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.derived import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, near, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
+from grpo_core.images import PromptImages
 from grpo_core.machine.disk import json_copy
 from grpo_core.rewards.bounded import (
     CPU_SECONDS,
@@ -59,6 +64,8 @@ class Reward:
     function: Any
     cpu_seconds: float | None = None
     """Bound in CPU time, as the config has it; None = the default."""
+    images: PromptImages | None = None
+    """Of the prompts that it will be called with, if they have any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +80,12 @@ class ScoredCompletions:
     """Of the functions that are judged within a bound: what to journal."""
 
 
-def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
+def load_rewards(configs: Sequence[RewardConfig], images: PromptImages | None = None) -> tuple[Reward, ...]:
     """Import every configured reward function.
+
+    Args:
+        configs: of the functions.
+        images: of the prompts that they will be called with; None where these have none.
 
     Raises:
         RewardError: one cannot be imported or is not callable.
@@ -87,6 +98,7 @@ def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
             args=config.args,
             function=_import(config.fn),
             cpu_seconds=config.cpu_seconds,
+            images=images,
         )
         for config in configs
     )
@@ -168,6 +180,7 @@ def call(
             name: [prompt.columns.get(name) for prompt in prompts]
             for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         },
+        **_of_images(reward, prompts),
     }
     try:
         if isinstance(reward.function, BoundedReward):
@@ -177,6 +190,23 @@ def call(
     except RowError as error:
         sample = f"sample {error.row}: prompt {prompts[error.row].text[-200:]!r}, completion {texts[error.row][:200]!r}"
         raise RewardError(f"reward {reward.fn} {error.fault}; {sample}{error.hint}") from error.__cause__
+
+
+def _of_images(reward: Reward, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """Return what a function gets of images, of that what its signature names: (width, height) for each image of a prompt."""
+    if (images := reward.images) is None:
+        return {}
+    function = reward.function.rows if isinstance(reward.function, BoundedReward) else reward.function
+    known = {
+        "images": lambda prompt: images.of(prompt.images),
+        "image_sizes": lambda prompt: [images.sizes[digest].size for digest in prompt.images],
+        "input_sizes": lambda prompt: [images.sizes[digest].input_size for digest in prompt.images],
+    }
+    try:
+        named = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some that are not written in Python
+        return {}
+    return {name: list(map(value, prompts)) for name, value in known.items() if name in named}
 
 
 def _judged(reward: Reward, by_row: Mapping[str, Any], verdicts: Verdicts) -> tuple[list[float | None], Judgement]:

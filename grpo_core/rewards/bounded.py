@@ -246,9 +246,14 @@ def load_judge(key: str) -> Judge:
     """Return a judge with all that it makes at its first call, so that no completion pays for that.
 
     Args:
-        key: `math_answer`, `format`, or `reasoning_gym:<task>`; the latter without a task judges nothing, and is imported.
+        key: `math_answer`, `format`, `vlm_r1`, or `reasoning_gym:<task>`; that without a task judges nothing, and is imported.
     """
     name, _, task = key.partition(":")
+    if name == "vlm_r1":
+        from grpo_core.rewards import vlm_r1
+
+        vlm_r1.default("1", "2")
+        return vlm_r1.judge
     if name == "format":
         return lambda pattern, text: float(re.compile(pattern, re.DOTALL).fullmatch(text) is not None)
     return _math_answer() if name == "math_answer" else _reasoning_gym(task)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.data.prompts import columns_of, raw_content
+from grpo_core.data.contents import raw_content
+from grpo_core.data.prompts import columns_of
+from grpo_core.data.row_images import images_of
 from grpo_core.data.sources import Row
 from grpo_core.errors import RewardError, cause
+from grpo_core.images import PromptImages
 from grpo_core.rewards.base import MESSAGES_NOT_TEXT, Reward, Scores, call, load_rewards
-from grpo_core.types import Prompt
+from grpo_core.types import Prompt, text_of
 
 LARGEST_REWARD = 1e18
 """The largest float32 is 3.4e38."""
@@ -41,15 +44,22 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
         Prompt(
             id=index,
             content=content,
-            text=content if isinstance(content, str) else content[-1]["content"],
+            text=content if isinstance(content, str) else text_of(content[-1]["content"]),
             token_ids=(),
             columns=columns_of(row, index, config.data),
+            images=tuple(images_of(row)[1]),
         )
         for index, (row, content) in enumerate(zip(rows, contents, strict=True))
     ]
 
 
-def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> Iterator[str]:
+def dry_run(
+    index: int,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    folders: Sequence[str] = (),
+    images: PromptImages | None = None,
+) -> Iterator[str]:
     """Import one reward function and call it, with the gold answers as completions; yield warnings about what it returned.
 
     A function that uses the gold answer is called with wrong ones as well.
@@ -59,6 +69,7 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
         config: of the run.
         prompts: the first of the data.
         folders: in which its module is looked for, beside what is installed; for the message.
+        images: of these prompts.
 
     Raises:
         RewardError: names the function, what it raised, and the file and line in the user's code.
@@ -66,7 +77,7 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
     reward = config.rewards[index]
     what = f"rewards.{index}.fn {reward.fn}:"
     try:
-        (loaded,) = load_rewards([reward])
+        (loaded,) = load_rewards([reward], images)
     except RewardError as error:
         looked = f"; looked for in {' and '.join(folders)}" if isinstance(error.__cause__, ImportError) and folders else ""
         raise RewardError(f"{what} {_rest(error, reward.fn)}{_place(error.__cause__)}{looked}") from error

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, validate_config
 from grpo_core.config.origin import Resolved
 from grpo_core.errors import ConfigError, JournalError, raised_as
-from grpo_core.machine.disk import flush_all, read_json, sha256_of
+from grpo_core.machine.disk import flush_all, link_or_copy, read_json, sha256_of
 from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, read_state, step_of
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.integrity import check_run
@@ -98,19 +98,12 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin) -> list[str]:
         shutil.copytree(parent.given, run_dir.given)
     copied = run_dir.parent / checkpoint_name(step)
     with raised_as(JournalError, gone, FileNotFoundError, shutil.Error):
-        shutil.copytree(parent.checkpoints / checkpoint_name(step), copied, copy_function=_link)
+        shutil.copytree(parent.checkpoints / checkpoint_name(step), copied, copy_function=link_or_copy)
         if sha256_of(copied / MANIFEST_FILE) != origin.continued_from["checkpoint"]:
             raise JournalError(gone)
-    _link(parent.checkpoints / INITIAL_FILE, run_dir.parent / INITIAL_FILE)
+    link_or_copy(parent.checkpoints / INITIAL_FILE, run_dir.parent / INITIAL_FILE)
     shutil.copy2(parent.journal_file, run_dir.parent / parent.journal_file.name)  # rules that synchronise look back
     flush_all(run_dir.parent)
     schedule, steps, before = config.optimizer.schedule, config.training.steps, parent.read_config().training.steps
     rate = f"optimizer.schedule: the rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
     return [f"continues {parent.path} after step {step}", *([rate] if schedule != "constant" and steps != before else [])]
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    try:
-        Path(target).hardlink_to(source)  # files of checkpoints are replaced, never changed
-    except OSError:  # another disk
-        shutil.copy2(source, target)

@@ -57,6 +57,7 @@ class RunDir(FlowDir):
     stop_file = Place("STOP")
     ranks = Place("ranks")
     data = Place("data")
+    images = Place("data/images")
     given = Place("given")
     completions = Place("completions")
     probe = Place("probe")

@@ -24,6 +24,11 @@ norms, vocabulary head), in fp32:
     update   + the matrices of two layers, instead of casts; gradients / shards
              + 3 times the root: its weights, its gradient, and that gradient on its way to the others
 
+A tower for images has its states like all weights, once where it is frozen; it keeps activations of the patches of a pass,
+which are at most those that its prompts' tokens can stand for; where it is not trained, one layer's are there at a time:
+
+    update   + what all layers of the tower keep        logps, rollout   + one layer's
+
 Sizes of passes are those of one process; of a step's prompts it completes its part. Several GPUs were not measured yet; one
 process on a CPU was, by the peaks of allocated tensors: tests/integration/test_memory_need.py. What the allocator keeps beyond
 tensors is no part of it, nor is what the process had before.
@@ -84,16 +89,22 @@ def states_of(config: RunConfig, shape: ModelShape) -> tuple[int, str]:
     moves, adapter, shards = reference_moves(config), adapter_size(config, shape.linear_layers), weight_shards(config)
     if adapter is None:
         held = ["reference", "initial policy"][: 0 if config.reference.offload else 1 + moves]
-        models = 1 + len(held) + MOMENTS
-        weights = f"{shape.parameters:,} parameters x {models} ({', '.join(['policy', *held, 'two moments of AdamW'])})"
-        each = f" / {shards} (training.shards)" if shards > 1 else ""
-        return -(-FLOAT * shape.parameters * models // shards), f"{FLOAT} bytes x {weights}{each}"
+        models, frozen = 1 + len(held) + MOMENTS, frozen_weights(config, shape)
+        trained, each = shape.parameters - frozen, f" / {shards} (training.shards)" if shards > 1 else ""
+        weights = f"{trained:,} parameters x {models} ({', '.join(['policy', *held, 'two moments of AdamW'])})"
+        weights += f" + {FLOAT} bytes x {frozen:,} of the frozen tower" if frozen else ""
+        return -(-FLOAT * (trained * models + frozen) // shards), f"{FLOAT} bytes x {weights}{each}"
     base = FLOAT * shape.parameters - (FLOAT - compute_bytes(config)) * adapter.adapted
     copies, reference = 2 + MOMENTS, FLOAT * adapter.reference * moves
     first = "initial policy" if moves else "reference"
     formula = f"base {shown_bytes(base)} + {FLOAT} bytes x {adapter.weights:,} weights of the adapter x {copies} "
     formula += f"(policy, {first}, two moments of AdamW)" + (f" + reference {shown_bytes(reference)}" if moves else "")
     return base + FLOAT * adapter.weights * copies + reference, formula
+
+
+def frozen_weights(config: RunConfig, shape: ModelShape) -> int:
+    """Return how many weights of a model stay as they are because of `model.freeze`."""
+    return shape.tower.weights if config.model.freeze and shape.tower is not None else 0
 
 
 def compute_bytes(config: RunConfig) -> int:
@@ -122,7 +133,8 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
         multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted) * (shards == 1)
     if half == HALF and adapter is not None:
         multiplied += 2 * half * adapter.weights  # with the zeros between B of matrices that are joined
-    return multiplied + _weights(config, shape, shape.layers) + cache + 3 * FLOAT * rows * shape.vocabulary
+    images = tower_bytes(config, shape, -(-rows // rollout.group_size) * rollout.max_prompt_tokens, layers=1) // 2
+    return multiplied + _weights(config, shape, shape.layers) + cache + max(images, 3 * FLOAT * rows * shape.vocabulary)
 
 
 def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
@@ -131,14 +143,15 @@ def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
     Of what a layer would keep for the backward pass, about half is there at a time. A padded pass hands keys and values of
     the prompts to each of their completions, in all layers.
     """
-    rollout, (_, completion_tokens) = config.rollout, pass_tokens(config)
+    rollout, (tokens, completion_tokens) = config.rollout, pass_tokens(config)
+    images = tower_bytes(config, shape, tokens - completion_tokens, layers=1) // 2
     logits = max(
         (1 + copies) * FLOAT * shape.vocabulary * most_at_once(completion_tokens, copies * shape.vocabulary)
         for copies in ((1, FULL_KL_COPIES) if measures_full_kl(config) else (1,))
     )
     seen = completion_tokens + completion_tokens * rollout.max_prompt_tokens // rollout.max_completion_tokens
     cache = FLOAT * seen * shape.layers * 2 * shape.key_value if padded else 0
-    return _weights(config, shape, 2) + max(logits, cache + layer_bytes(config, shape, padded=padded) // 2)
+    return _weights(config, shape, 2) + max(images, logits, cache + layer_bytes(config, shape, padded=padded) // 2)
 
 
 def update_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
@@ -151,7 +164,8 @@ def update_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
     logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(completion_tokens, copies * shape.vocabulary)
     half, adapter = compute_bytes(config), adapter_size(config, shape.linear_layers)
     shards = weight_shards(config)
-    gradients = FLOAT * (shape.parameters if adapter is None else adapter.weights) // shards
+    trained = shape.parameters - frozen_weights(config, shape) if adapter is None else adapter.weights
+    gradients = FLOAT * trained // shards
     of_layer, weights = layer_bytes(config, shape, padded=padded), _weights(config, shape, 2, roots=3)
     if half == HALF and adapter is not None:  # a frozen matrix in fp32 is cast by each pass, of prompts and of completions
         weights += half * (1 + padded) * max(0, shape.matrices - adapter.adapted)
@@ -160,6 +174,11 @@ def update_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
         gradients, weights = gradients + of_layer, weights // shape.layers if shards == 1 else weights
     else:
         passes = logits + shape.layers * of_layer
+    is_kept = adapter is None and not config.model.freeze
+    kept_layers = (
+        0 if shape.tower is None or not is_kept else 1 if config.training.gradient_checkpointing else shape.tower.layers
+    )
+    passes += tower_bytes(config, shape, tokens - completion_tokens, layers=kept_layers)
     rows = config.rollout.num_prompts_per_step * config.rollout.group_size // config.loss.minibatches
     is_cut = completion_tokens < rows * config.rollout.max_completion_tokens
     return weights + (passes + gradients if is_cut else max(passes, gradients))
@@ -192,6 +211,15 @@ def layer_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:
     return tokens * of_token + repeated * 2 * half * shape.attention * padded
 
 
+def tower_bytes(config: RunConfig, shape: ModelShape, prompt_tokens: int, *, layers: int) -> int:
+    """Return what some layers of the tower keep for the backward pass, where every token of the prompts is of an image."""
+    if shape.tower is None:
+        return 0
+    tower, half = shape.tower, compute_bytes(config)
+    of_patch = 24 * tower.hidden + 4 * half * tower.hidden + half * (tower.hidden + 3 * tower.intermediate)
+    return prompt_tokens * tower.patches * of_patch * layers
+
+
 def _weights(config: RunConfig, shape: ModelShape, layers: int, roots: int = 1) -> int:
     """Return the bytes of weights that a pass needs beside the states.
 
@@ -204,7 +232,8 @@ def _weights(config: RunConfig, shape: ModelShape, layers: int, roots: int = 1) 
     half, adapter = compute_bytes(config), adapter_size(config, shape.linear_layers)
     if weight_shards(config) > 1:
         return half * shape.matrices * layers // shape.layers + roots * FLOAT * (shape.parameters - shape.matrices)
-    return half * (shape.matrices if adapter is None else adapter.weights) if half == HALF else 0
+    tower = 0 if shape.tower is None else shape.tower.weights
+    return half * (tower + (shape.matrices if adapter is None else adapter.weights)) if half == HALF else 0
 
 
 def changed(config: RunConfig, section: str, **values: object) -> RunConfig:

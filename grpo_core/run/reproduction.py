@@ -8,9 +8,10 @@ from statistics import fmean, stdev
 
 from grpo_core.config import RunConfig, changes_between
 from grpo_core.config.derived import BITWISE, OTHER_PROCESSES, Repeatability, repeatability
+from grpo_core.data.frozen_images import copy_of_run
 from grpo_core.data.prepare import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import durable, durable_folder, read_json
+from grpo_core.machine.disk import durable, durable_folder, flush_all, read_json
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.policy.sources.find import weights_digest
@@ -284,11 +285,15 @@ def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
 
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:
-    """Copy the frozen prompts, the manifest last: prompts without one are prepared anew."""
+    """Copy the frozen prompts and their images, the manifest last: prompts without one are prepared anew."""
     durable_folder(repeated.data)
     for file in sorted(original.data.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
         with durable(repeated.data / file.name) as partial:
-            shutil.copy(file, partial)
+            if file.is_dir():
+                shutil.copytree(file, partial, copy_function=copy_of_run)
+                flush_all(partial)
+            else:
+                shutil.copy(file, partial)
 
 
 def refuse_unfit(run: str, original: RunDir) -> None:

@@ -16,6 +16,7 @@ from grpo_core.config.names import reward_name
 from grpo_core.data.prepare import load_frozen
 from grpo_core.run.boxes import Box, Scale, box_scale, first_box, predicted_box
 from grpo_core.run.folder import RunDir
+from grpo_core.types import text_of
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
 SHOWN = 160
@@ -162,8 +163,8 @@ def frozen_questions(folder: Path) -> tuple[str, dict[int, tuple[str, str | None
 
     The question of a conversation is its last message.
     """
-    prompts = load_frozen(folder)[0]
-    asked = [one.content if isinstance(one.content, str) else str(one.content[-1]["content"]) for one in prompts]
+    prompts = load_frozen(folder, with_images=False)[0]
+    asked = [one.content if isinstance(one.content, str) else text_of(one.content[-1]["content"]) for one in prompts]
     shared = os.path.commonprefix([min(asked), max(asked)]) if len(set(asked)) > 1 else ""  # noqa: RUF071
     shared = shared[: max(map(shared.rfind, " \n")) + 1]  # whole words
     return shared, {one.id: (text[len(shared) :], one.answer) for one, text in zip(prompts, asked, strict=True)}

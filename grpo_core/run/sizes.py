@@ -29,6 +29,42 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, kw_only=True)
+class TowerShape:
+    """What the memory depends on that a model takes to read images.
+
+    `weights` are also those that join the tower to the text; 0 where the outline of the model is not known. `patches` are those
+    that one token of a prompt stands for, at most.
+    """
+
+    weights: int
+    layers: int
+    hidden: int
+    intermediate: int
+    patches: int
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "TowerShape | None":
+        """Read a `config.json` of transformers; None = a model of text.
+
+        Raises:
+            LookupError, TypeError: it names its sizes otherwise.
+        """
+        if (vision := config.get("vision_config")) is None:
+            return None
+        side = vision.get("spatial_merge_size") or config.get("scale_factor") or 1 / config.get("downsample_ratio", 1)
+        patches = round(side**2)
+        if (tokens := config.get("mm_tokens_per_image")) is not None:
+            patches = (vision["image_size"] // vision["patch_size"]) ** 2 // tokens
+        return cls(
+            weights=0,
+            layers=vision.get("depth") or vision["num_hidden_layers"],
+            hidden=vision["hidden_size"],
+            intermediate=vision["intermediate_size"],
+            patches=patches,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """What the memory of a model depends on.
 
@@ -44,6 +80,7 @@ class ModelShape:
     key_value: int
     vocabulary: int
     known_layers: Mapping[str, Sides] | None = None
+    tower: TowerShape | None = None
 
     @property
     def linear_layers(self) -> Mapping[str, Sides]:
@@ -87,6 +124,7 @@ class ModelShape:
             attention=heads * size,
             key_value=(text.get("num_key_value_heads") or heads) * size,
             vocabulary=text["vocab_size"],
+            tower=TowerShape.of(config),
         )
 
 
@@ -135,7 +173,10 @@ def shape_of(folder: Path, outline: Outline | None = None) -> ModelShape | None:
         shape = ModelShape.of(json.loads((folder / "config.json").read_text()), parameters or 0)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return replace(shape, known_layers=None if outline is None else outline.linear_layers) if parameters else None
+    if not parameters or outline is None:
+        return shape if parameters else None
+    tower = None if shape.tower is None else replace(shape.tower, weights=outline.tower)
+    return replace(shape, known_layers=outline.linear_layers, tower=tower)
 
 
 def count_parameters(folder: Path) -> int | None:

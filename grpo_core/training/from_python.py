@@ -29,7 +29,7 @@ from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.held_out import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.machine.disk import durable_folder, write_whole
+from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, write_whole
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import is_made, weights_digest
 from grpo_core.run import continuing
@@ -182,11 +182,16 @@ def train(
     return _run(folder, evaluate, progress, is_new=True, notes=notes)
 
 
-def _keep(run_dir: RunDir, files: Mapping[str, str]) -> str:
+def _keep(run_dir: RunDir, files: Mapping[str, str | Path]) -> str:
     """Write what was given to a run into its folder; return where."""
     given = durable_folder(run_dir.given).resolve()
-    for name, text in files.items():
-        write_whole(given / name, text)
+    for name, content in files.items():
+        if isinstance(content, str):
+            write_whole(given / name, content)
+            continue
+        durable_folder((given / name).parent)
+        link_or_copy(content, given / name)
+    flush_all(given)
     return str(given)
 
 

@@ -21,17 +21,23 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from PIL.Image import Image
+
+from grpo_core.data.frozen_images import FOLDER
 from grpo_core.data.prepare import json_digest
+from grpo_core.data.row_images import COLUMNS, undecoded
 from grpo_core.errors import ConfigError, DataError, shown
+from grpo_core.images import ImageFolder, as_png
 from grpo_core.machine.disk import jsonable
+from grpo_core.policy.sources.cache import cache_folder
 
 FUTURE_FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")
 FUTURE = "from __future__ import annotations\n\n"
 """Begins a frozen module: what is named in annotations alone is not needed."""
 
 
-def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return ({key.path: value}, {name: text} of files beside each other) for what a caller in Python gives; None = nothing.
+def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> tuple[dict[str, Any], dict[str, str | Path]]:
+    """Return ({key.path: value}, {name: text, or file to be copied}) for what a caller in Python gives; None = nothing.
 
     Args:
         rewards: functions, names as in `rewards[].fn`, or sections of a configuration whose `fn` is either; one, or a list.
@@ -42,7 +48,7 @@ def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> 
         ConfigError: a function can be neither imported nor frozen, or the model is loaded already.
         DataError: the data are no rows.
     """
-    files, settings = dict[str, str](), dict[str, Any]()
+    files, settings = dict[str, str | Path](), dict[str, Any]()
     if not isinstance(model, str | Path | None):
         raise ConfigError(
             f"model: is a loaded {type(model).__name__}; give the folder or the hub id that it was loaded from, or of one that "
@@ -58,10 +64,11 @@ def given_settings(rewards: Any = None, data: Any = None, model: Any = None) -> 
     return settings if data is None else settings | _frozen_rows(data, files), files
 
 
-def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
-    """Return the settings of rows, in place of all that a configuration says of its own, and add their file to `files`."""
+def _frozen_rows(data: Any, files: dict[str, str | Path]) -> dict[str, Any]:
+    """Return the settings of rows, in place of all that a configuration says of its own, and add their files to `files`."""
     rows = data.astype(object).where(data.notna(), None).to_dict("records") if hasattr(data, "iterrows") else data
-    rows = list(rows) if isinstance(rows, Iterable) else []
+    rows = undecoded(rows) if hasattr(rows, "cast_column") else rows
+    rows = [_without_images(row, number, files) for number, row in enumerate(rows)] if isinstance(rows, Iterable) else []
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(
             f"data: expected rows (dicts, one split of a datasets.Dataset, a pandas.DataFrame), got {shown(data)}; a file, or "
@@ -81,7 +88,36 @@ def _frozen_rows(data: Any, files: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _name_function(function: Any, files: dict[str, str]) -> str:
+def _without_images(row: Any, index: int, files: dict[str, str | Path]) -> Any:
+    """Return a row with paths in place of its images, whose files are added to `files`; anything but a row as it is.
+
+    An image is one of Pillow's, or what `datasets` keeps of one, {"bytes", "path"}; in `image` and `images` also bytes.
+
+    Raises:
+        DataError: an image has more than 8 bits a channel.
+    """
+    kept = ImageFolder(cache_folder() / FOLDER, 1)
+
+    def stored(value: Any, column: str) -> Any:
+        if isinstance(value, list | tuple):
+            return [stored(one, column) for one in value]
+        is_struct = isinstance(value, Mapping) and set(value) == {"bytes", "path"} and any(value.values())
+        content = value
+        if is_struct:
+            content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+        if not isinstance(content, Image) and not (isinstance(content, bytes) and (is_struct or column in COLUMNS)):
+            return value
+        try:
+            digest = kept.add(content if isinstance(content, bytes) else as_png(content))
+        except DataError as error:
+            raise DataError(f"data: column {column!r}, row {index}: {error}") from error
+        files[f"{FOLDER}/{digest}"] = kept.path / digest
+        return f"{FOLDER}/{digest}"
+
+    return {name: stored(value, str(name)) for name, value in row.items()} if isinstance(row, Mapping) else row
+
+
+def _name_function(function: Any, files: dict[str, str | Path]) -> str:
     """Return what `rewards[].fn` is for a function; the module of one that is frozen is added to `files`."""
     name, parts = getattr(function, "__name__", type(function).__name__), dict[str, str]()
     if isinstance(function, str) or _import_line(name, function) is not None:

@@ -171,7 +171,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
     rewards, verdicts = open_rewards(config, run_dir)
     if world.is_first:
         start_workers(rewards)
-    policy = open_policy(model, config, stored_initial(run_dir.checkpoints), world)
+    policy = open_policy(model, config, stored_initial(run_dir.checkpoints), world, images=run_dir.images)
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.config import RunConfig
 from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
-from grpo_core.data.prompts import PromptSplit
+from grpo_core.data.splitting import PromptSplit
 from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.find import is_made, model_here, resolve_model, weights_digest, weights_identity

@@ -19,8 +19,9 @@ from prefect.runtime import flow_run
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.derived import code_in, repeatability, weight_shards
 from grpo_core.config.origin import Resolved
-from grpo_core.data.prepare import DataManifest, freeze, load_frozen
-from grpo_core.data.prompts import PromptSplit, hold_out_all
+from grpo_core.data.frozen_images import copy_of_run
+from grpo_core.data.prepare import DataManifest, freeze, load_frozen, split_of_frozen
+from grpo_core.data.splitting import hold_out_all
 from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
@@ -249,7 +250,7 @@ def _gather(run: str, target: Path) -> None:
             if os.access(file, os.R_OK):  # the provenance of a colleague's run holds the git diff
                 shutil.copy(file, target)
         for folder in filter(Path.is_dir, (run_dir.data, run_dir.given)):
-            shutil.copytree(folder, target / folder.name)
+            shutil.copytree(folder, target / folder.name, copy_function=copy_of_run)
     if final is not None:
         write_json(target / POLICY_FILE, final)
 
@@ -298,8 +299,7 @@ def prepare_evaluation_data(plan: EvaluationPlan) -> DataManifest:
     config = RunDir(plan.run_path).read_config()
     if plan.prompts == "own":
         assert plan.frozen_data is not None
-        _, held_out = load_frozen(plan.frozen_data)
-        split = PromptSplit(train=(), eval=held_out, num_too_long=0, num_duplicates=0)
+        split = replace(split_of_frozen(plan.frozen_data), train=())
     else:
         split = prompts_of(config)
         split = hold_out_all(split) if plan.prompts == "all" else replace(split, train=())

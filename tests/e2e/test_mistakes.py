@@ -32,7 +32,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["training.deterministic=yes"], "training.deterministic: input should be true or false, got 'yes'"),
     (["rollout.group_size=1000000000000"], "rollout.group_size: input should be less than or equal to 65536"),
     (["evaluation.pass_score=-1"], "evaluation.pass_score: input should be greater than or equal to 0, got -1"),
-    (["data.source=ftp:x"], "data.source: input should be reasoning_gym:<task>, file:<path> or hub:<dataset>"),
+    (["data.source=ftp:x"], "data.source: input should be reasoning_gym:<task>, shapes:<task>, file:<path> or hub:<dataset>"),
     (["data.source=reasoning_gym:chain_sums"], "did you mean chain_sum"),
     (["data.source=file:nowhere.jsonl"], "data.source file:nowhere.jsonl: no such file"),
     (

@@ -8,7 +8,8 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.interop.roll import ROLL
 from grpo_core.interop.rules import Rule
 from grpo_core.interop.trl import TRL
-from grpo_core.interop.trl_family import OPEN_R1_OWN, VLM_R1_OWN
+from grpo_core.interop.trl_family import OPEN_R1_OWN
+from grpo_core.interop.vlm_r1 import VLM_R1_OWN
 from grpo_core.metrics import REGISTRY, When
 from grpo_core.text import markdown_table
 

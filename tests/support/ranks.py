@@ -106,8 +106,8 @@ def spread_alone() -> Iterator[None]:
 
     whole = loading.open_policy
 
-    def open_policy(folder: Path, config: Any, stored: Path | None, world: Any) -> Any:
-        policy = whole(folder, config, stored, world)
+    def open_policy(folder: Path, config: Any, stored: Path | None, world: Any, **more: Any) -> Any:
+        policy = whole(folder, config, stored, world, **more)
         return replace(policy, model=open_spread(folder, policy.model, world, config.model.dtype))
 
     with pytest.MonkeyPatch.context() as patch:

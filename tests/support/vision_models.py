@@ -198,6 +198,8 @@ def write_vision_model(folder: Path, model_type: str, seed: int = 0, **settings:
         for weights in model.parameters():
             if weights.ndim > 1:
                 weights.mul_(4)
+                if not weights.any():  # Gemma 3's projector: every image would be the same to it
+                    weights.normal_(std=0.1)
     model.generation_config.eos_token_id = SPECIAL.index("<eos>")
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

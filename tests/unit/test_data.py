@@ -10,8 +10,9 @@ import pytest
 
 from grpo_core.config import DataConfig
 from grpo_core.data.prepare import freeze, load_frozen, prepare, read_manifest
-from grpo_core.data.prompts import PromptSplit, build_prompts, prompts_of_step
+from grpo_core.data.prompts import build_prompts, prompts_of_step
 from grpo_core.data.sources import read_rows
+from grpo_core.data.splitting import PromptSplit
 from grpo_core.errors import DataError
 from grpo_core.types import Prompt
 from tests.unit.test_rows import ROWS

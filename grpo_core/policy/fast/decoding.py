@@ -36,6 +36,7 @@ from grpo_core.policy.forward import (
     without_autocast,
 )
 from grpo_core.policy.lora.delta import base_layer
+from grpo_core.policy.vision import decoder_of
 
 Product = Callable[[Tensor], Tensor]
 LEAST_ROOM = 64
@@ -110,8 +111,7 @@ class PlainDecoder:
 
     def keep(self, rows: Int[Tensor, " b"]) -> None:
         """Continue these rows alone."""
-        self._seen = self._seen[rows]
-        self._prefix.cache.batch_select_indices(rows)
+        self._seen, self._prefix = self._seen[rows], self._prefix.keep(rows)
 
 
 def _norm(module: Any) -> Product:
@@ -200,7 +200,7 @@ class LeanDecoding:
         def product(*parts: Sequence[nn.Linear]) -> Products:
             return joined_products(parts, dtype, packed=packed)
 
-        head, inner = model.get_output_embeddings(), model.base_model
+        head, inner = model.get_output_embeddings(), decoder_of(model)
         return cls(
             model=model,
             dtype=dtype,
@@ -236,7 +236,7 @@ class LeanDecoder:
         self.logits = decoding.logits
         self._decoding, self._cache = decoding, prefix.cache
         self._embed: nn.Module = decoding.model.get_input_embeddings()
-        self._positions = prefix.mask.sum(dim=1)
+        self._positions = prefix.mask.sum(dim=1) + (0 if prefix.offset is None else prefix.offset.squeeze(1))
         self._cosine, self._sine = _rotations(decoding.model, int(self._positions.max()) + most_tokens)
         self._bias = hiding(functional.pad(prefix.mask, (0, most_tokens), value=True), decoding.dtype)
 
@@ -260,6 +260,6 @@ class LeanDecoder:
 def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
     """Return cosines and signed sines of all positions below `length`."""
     positions = torch.arange(length, device=model.device).unsqueeze(0)
-    cosine, sine = model.base_model.rotary_emb(model.get_input_embeddings().weight[:1], positions)
+    cosine, sine = decoder_of(model).rotary_emb(model.get_input_embeddings().weight[:1], positions)
     half = sine.shape[-1] // 2
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)

@@ -26,7 +26,10 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.forward import attending, hiding, prompts_of
+from grpo_core.policy.forward import attending, hiding, pad_left, prompts_of
+from grpo_core.policy.model_images import ModelImages
+from grpo_core.policy.vision import decoder_of, embedded
+from grpo_core.types import ModelInput
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -44,9 +47,10 @@ class GroupedTokens:
     In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty. `prompts` and
     `completions` are the token in each cell, 0 in an empty one; `is_prompt` is whether the cell has a token; `cells` the cell
     of each token, those of the completions counted on from those of the prompts. `positions` are those of each token in its own
-    prompt and completion; `predicting` are the tokens that predict a completion token, row by row.
+    prompt and completion; `predicting` are the tokens that predict a completion token, row by row; `inputs` are the prompts.
     """
 
+    inputs: Sequence[ModelInput]
     ids: Int[Tensor, "1 N"]
     positions: Int[Tensor, "1 N"]
     prompts: Int[Tensor, "P S"]
@@ -79,6 +83,7 @@ class GroupedTokens:
         positions = (lengths[prompt_of_row].unsqueeze(1) + along)[run]
         ids = torch.tensor([token for prompt in prompts for token in prompt.token_ids])
         return cls(
+            inputs=prompts,
             ids=torch.cat([ids, completion_ids[run]]).unsqueeze(0).to(device),
             positions=torch.cat([across.expand(num_prompts, -1)[is_prompt], positions]).unsqueeze(0).to(device),
             prompts=in_prompts.clamp(min=0).view(num_prompts, width).to(device),
@@ -86,6 +91,15 @@ class GroupedTokens:
             completions=in_completions.clamp(min=0).view(num_prompts, group, longest).to(device),
             cells=cells.to(device),
             predicting=predicting.to(device),
+        )
+
+    def prompt_of_token(self) -> Int[Tensor, " N"]:
+        """Return which prompt each token is of, or of a completion of."""
+        of_prompts, (_, group, longest) = self.prompts.numel(), self.completions.shape
+        return torch.where(
+            self.cells < of_prompts,
+            self.cells // self.prompts.shape[1],
+            (self.cells - of_prompts) // max(1, group * longest),
         )
 
     def in_cells(self, states: Float[Tensor, "N h d"]) -> tuple[Float[Tensor, "P S h d"], Float[Tensor, "P g t h d"]]:
@@ -108,12 +122,32 @@ def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, 
     return ranks
 
 
-def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
-    """Return the hidden states that predict the completion tokens, row by row."""
+def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens, images: ModelImages | None = None) -> Float[Tensor, "M H"]:
+    """Return the hidden states that predict the completion tokens, row by row; `images` as in `forward.encode_prompts`."""
+    inputs: dict[str, Any] = {"input_ids": tokens.ids, "position_ids": tokens.positions}
+    if images is not None:
+        inputs = _with_images(model, tokens, images)
     with attending(model, IMPLEMENTATION):
-        output = model.base_model(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
+        output = decoder_of(model)(**inputs, use_cache=False, grouped=tokens)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden[tokens.predicting]
+
+
+def _with_images(model: PreTrainedModel, tokens: GroupedTokens, images: ModelImages) -> dict[str, Any]:
+    """Return what the decoder is given where prompts have images: embeddings with their features, and positions."""
+    ids, mask = pad_left(tokens.inputs, tokens.ids.device)
+    read = images.read(model, tokens.inputs, ids, mask)
+    if read.features is None:
+        return {"input_ids": tokens.ids, "position_ids": tokens.positions}
+    in_prompts = int(mask.sum())
+    is_feature = tokens.ids == images.processor.placeholder_id
+    is_feature[:, in_prompts:] = False  # one that a completion has is a token like others
+    positions = tokens.positions
+    if read.positions is not None and read.offset is not None:
+        of_completions = tokens.positions + read.offset.squeeze(1)[tokens.prompt_of_token()]
+        positions = torch.cat([read.positions[:, mask].unsqueeze(1), of_completions[:, in_prompts:].expand(3, -1, -1)], dim=-1)
+    embeddings = embedded(model.get_input_embeddings(), tokens.ids, is_feature, read.features)
+    return {"inputs_embeds": embeddings, "position_ids": positions}
 
 
 def _attention(

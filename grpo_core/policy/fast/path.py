@@ -24,10 +24,13 @@ from grpo_core.policy.forward import (
     has_full_attention,
     prompts_of,
     rows_hidden,
+    some_image,
     some_tokens,
     vocabulary_head,
 )
 from grpo_core.policy.lora.delta import linear_layers
+from grpo_core.policy.model_images import ModelImages
+from grpo_core.policy.vision import decoder_of
 
 Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
 """Returns what continues the rows of an expanded prefix, a token at a time, by at most so many; both have the same methods."""
@@ -35,7 +38,7 @@ WEIGHTS, DECODING, COMPLETIONS = "weights", "decoding", "completions"
 """What there are two ways of, as the journal's `start` record names it."""
 TOLERANCE: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}
 """In nats: the largest mean difference of log-probabilities, weighted by probability. Rounding alone makes 1e-5 and 0.03."""
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_5_vl_text", "qwen3_vl_text")
 """Whose layers are lean."""
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
@@ -58,19 +61,23 @@ class SamplingPath:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def fastest(cls, model: PreTrainedModel, dtype: Dtype, *, may_pack: bool) -> "SamplingPath":
+    def fastest(
+        cls, model: PreTrainedModel, dtype: Dtype, *, may_pack: bool, images: ModelImages | None = None
+    ) -> "SamplingPath":
         """Return the faster ways that give a model's own log-probabilities.
 
         Args:
             model: as it is loaded.
             dtype: what its matrix products are computed in.
             may_pack: `training.packed_weights`.
+            images: what the model reads images with; None = it reads text alone.
         """
-        plain = why_plain(model, dtype) if may_pack else "training.packed_weights is off"
+        images = None if images is None else images.of_other(some_image())
+        plain = why_plain(model, dtype, images) if may_pack else "training.packed_weights is off"
         found = {
             WEIGHTS: plain,
-            DECODING: why_not_lean(model, dtype, packed=plain is None),
-            COMPLETIONS: why_padded(model, dtype),
+            DECODING: why_not_lean(model, dtype, images, packed=plain is None),
+            COMPLETIONS: why_padded(model, dtype, images),
         }
         reasons = {what: reason for what, reason in found.items() if reason is not None}
         return cls(packed=plain is None, lean=DECODING not in reasons, padded=COMPLETIONS in reasons, reasons=reasons)
@@ -89,7 +96,7 @@ class SamplingPath:
         return {what: f"{way}: {self.reasons[what]}" if what in self.reasons else way for what, way in ways.items()}
 
 
-def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
+def why_plain(model: PreTrainedModel, dtype: Dtype, images: ModelImages | None = None) -> str | None:
     """Return why the weights of a model, in fp32, are not packed here; None where they are.
 
     A product that is wrong on this processor is not used.
@@ -103,17 +110,18 @@ def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
 
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
         with prepared_weights(model, dtype):
-            return vocabulary_head(model)(rows_hidden(model, tokens, ROWS))
+            return vocabulary_head(model)(rows_hidden(model, tokens, ROWS, images))
 
-    return _why_different(model, dtype, logits)
+    return _why_different(model, dtype, logits, images)
 
 
-def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
+def why_not_lean(model: PreTrainedModel, dtype: Dtype, images: ModelImages | None = None, *, packed: bool) -> str | None:
     """Return why a model is decoded as transformers runs it; None where its layers are run by `LeanDecoding`.
 
     Args:
         model: as it is loaded.
         dtype: what its matrix products are computed in.
+        images: as in `fastest`, opened for any digest.
         packed: whether its large matrices would be packed.
     """
     config = model.config.get_text_config()
@@ -121,22 +129,22 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
     if not has_full_attention(config):
         return "the model has other layers than full attention"
-    rotation = getattr(getattr(model.base_model, "rotary_emb", None), "rope_type", None)
+    rotation = getattr(getattr(decoder_of(model), "rotary_emb", None), "rope_type", None)
     if rotation not in ROTATIONS:
         return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
 
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
         ids, mask = cut_rows(tokens, ROWS)
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
-        prefix = encode_prompts(model, *prompts_of(tokens, ROWS))
+        prefix = encode_prompts(model, *prompts_of(tokens, ROWS), images)
         decoder = LeanDecoder(decoding, prefix, ids.shape[1])
         states = [prefix.last_hidden, *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
         return decoding.logits(torch.stack(states, dim=1)[mask])
 
-    return _why_different(model, dtype, logits)
+    return _why_different(model, dtype, logits, images)
 
 
-def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
+def why_padded(model: PreTrainedModel, dtype: Dtype, images: ModelImages | None = None) -> str | None:
     """Return why completions of a model are run with pad tokens; None where they are run without.
 
     An architecture whose tokens would see each other in any other manner is run as it knows itself.
@@ -147,14 +155,20 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
         return "the model has other layers than full attention"
 
     def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
-        return vocabulary_head(model)(grouped_hidden(model, GroupedTokens.of(tokens, ROWS)))
+        return vocabulary_head(model)(grouped_hidden(model, GroupedTokens.of(tokens, ROWS), images))
 
-    return _why_different(model, dtype, logits)
+    # In float32, too: what features lack in later layers (Qwen3-VL), or tokens do not see, may be less than bfloat16 allows.
+    tried: tuple[Dtype, ...] = (dtype,) if images is None else ("float32", dtype)
+    found = (_why_different(model, one, logits, images) for one in tried)
+    return next((reason for reason in found if reason is not None), None)
 
 
 @torch.no_grad()
 def _why_different(
-    model: PreTrainedModel, dtype: Dtype, logits: Callable[[SampledCompletions], Float[Tensor, "N V"]]
+    model: PreTrainedModel,
+    dtype: Dtype,
+    logits: Callable[[SampledCompletions], Float[Tensor, "N V"]],
+    images: ModelImages | None,
 ) -> str | None:
     """Return why another way to run a model cannot be used; None where its log-probabilities are those of padded passes.
 
@@ -162,11 +176,12 @@ def _why_different(
         model: as it is loaded.
         dtype: what its matrix products are computed in.
         logits: the other way to compute the logits that predict the completion tokens of `ROWS`, row by row.
+        images: that one of the prompts has; None = the model reads text alone.
     """
-    tokens = some_tokens(model.config.get_text_config().vocab_size, model.device)
+    tokens = some_tokens(model.config.get_text_config().vocab_size, model.device, images)
     try:
         with compute_in(dtype, model.device):
-            plain = torch.log_softmax(vocabulary_head(model)(rows_hidden(model, tokens, ROWS)).float(), dim=-1)
+            plain = torch.log_softmax(vocabulary_head(model)(rows_hidden(model, tokens, ROWS, images)).float(), dim=-1)
             found = torch.log_softmax(logits(tokens).float(), dim=-1)
         difference = float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

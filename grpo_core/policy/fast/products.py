@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.lora.delta import Delta, acting_weight, base_layer, has_adapter, linear_layers
+from grpo_core.policy.vision import tower_parameters
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
@@ -35,12 +36,12 @@ def prepared_weights(model: PreTrainedModel, dtype: Dtype, *, packed: bool = Tru
         dtype: of the backbone's products; the vocabulary head stays fp32.
         packed: whether to pack.
     """
-    head = model.get_output_embeddings()
+    head, tower = model.get_output_embeddings(), {id(weights) for weights in tower_parameters(model)}
     replaced: list[nn.Module] = []
     try:
         for module in linear_layers(model):
-            if not has_adapter(module) and not (packed and is_large(module)):
-                continue
+            if id(base_layer(module).weight) in tower or not (has_adapter(module) or (packed and is_large(module))):
+                continue  # features have the same bits whatever they are for
             weight, delta = acting_weight(module, torch.bfloat16 if dtype == "bfloat16" and module is not head else None)
             product = packed_product(weight, base_layer(module).bias, packed=packed)
             vars(module)["forward"] = product if delta is None else _with_adapter(product, delta, weight.dtype)

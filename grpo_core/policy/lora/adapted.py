@@ -105,7 +105,7 @@ class AdaptedPolicy(Policy):
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
         folder.mkdir(parents=True)
         (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
-        self.tokenizer.save_pretrained(folder)
+        self.save_tokenizer(folder)
         save_weights({PREFIX + name: tensor for name, tensor in weights.items()}, folder / ADAPTER_WEIGHTS)
 
     def stored(self, folder: Path) -> Weights:

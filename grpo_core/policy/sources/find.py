@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from grpo_core.errors import ModelError, cause, few_names, name_of, raised_as, shown
 from grpo_core.machine.disk import read_json, sha256_of
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
-from grpo_core.policy.sources import scratch
+from grpo_core.policy.sources import scratch, shapes
 from grpo_core.policy.sources.cache import BUNDLED, VERSION, cache_folder, convert_bundled, is_whole, made_once, packaged_file
 from grpo_core.policy.sources.scratch import SUMS, make_sums
+from grpo_core.policy.sources.shapes import SHAPES, make_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ MADE_HERE = ("bundled:", "scratch:")
 RECIPES: dict[str, tuple[str, Callable[[Path], None]]] = {
     BUNDLED: (f"smollm2-135m-{VERSION}", convert_bundled),
     SUMS: (f"sums-{sha256_of(Path(scratch.__file__))[:16]}", make_sums),
+    SHAPES: (f"shapes-{sha256_of(Path(shapes.__file__))[:16]}", make_shapes),
 }
 """{model.source: (name of its folder in the cache, what fills it)} of models that are made here."""
 CONFIG_FILE, TOKENIZER_CONFIG, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
@@ -87,13 +89,13 @@ def model_here(source: str) -> Path | None:
 
 def is_made(source: str) -> bool:
     """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
-    return source != SUMS or model_here(source) is not None
+    return source not in (SUMS, SHAPES) or model_here(source) is not None
 
 
 def lacks_chat_template(source: str) -> bool:
     """Return whether a model is known to have no chat template, as far as it is here; what is made here has none."""
     if (folder := model_here(source)) is None:
-        return source == SUMS
+        return source in (SUMS, SHAPES)
     settings = folder / TOKENIZER_CONFIG
     has_file = any((folder / name).exists() for name in TEMPLATES)
     return not has_file and "chat_template" not in (read_json(settings) if settings.exists() else {})
