@@ -19,8 +19,8 @@ from torch import Tensor
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.images import ImageFolder
 from grpo_core.machine.hardware import avoid_broken_kernels
+from grpo_core.machine.images import ImageFolder
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.vision import joined

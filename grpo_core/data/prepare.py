@@ -27,8 +27,8 @@ from grpo_core.data.row_images import all_digests, kept_images, reads_images
 from grpo_core.data.sources import file_of, read_rows
 from grpo_core.data.splitting import PromptSplit
 from grpo_core.errors import DataError, cause, raised_as
-from grpo_core.images import PromptImages
 from grpo_core.machine.disk import STORED, Count, build, durable_folder, read_json, write_json, write_whole
+from grpo_core.machine.images import PromptImages
 from grpo_core.policy import processor as image_processor
 from grpo_core.policy.processor import load_processor
 from grpo_core.policy.sources import find

@@ -8,7 +8,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.names import reward_name
 from grpo_core.data.prepare import frozen_images
 from grpo_core.errors import DataError
-from grpo_core.images import ImageSizes
+from grpo_core.machine.images import ImageSizes
 from grpo_core.rewards.boxes import Box, answered_box, first_box
 from grpo_core.run.folder import RunDir
 

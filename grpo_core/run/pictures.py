@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from grpo_core.data.frozen_images import FOLDER
 from grpo_core.errors import DataError
-from grpo_core.images import ImageFolder
+from grpo_core.machine.images import ImageFolder
 from grpo_core.rewards.boxes import Box
 from grpo_core.run.folder import RunDir
 

@@ -14,7 +14,7 @@ from PIL import Image
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.guess import guess
 from grpo_core.data.prepare import freeze, load_frozen, prepare
-from grpo_core.images import decode
+from grpo_core.machine.images import decode
 from grpo_core.run.folder import RunDir
 from grpo_core.run.rehearsal import look_at_data
 from grpo_core.run.reproduction import copy_prompts, refuse_unfit
