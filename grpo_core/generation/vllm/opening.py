@@ -257,11 +257,14 @@ def open_vllm_sampler(
         folder: the run's, for the server's log.
 
     Raises:
-        SamplerError: a server is to be started and no environment with vLLM is found.
+        SamplerError: a server is to be started and no environment with vLLM is found; or the model reads images, which vLLM's
+            completions of token ids would leave out without a word.
     """
     from grpo_core.generation.vllm.colocated import ColocatedVllm
     from grpo_core.generation.vllm.sampler import VllmSampler
 
+    if policy.images is not None:
+        raise SamplerError("rollout.engine: vllm does not read images here; set rollout.engine=embedded")
     settings, probe = config.rollout.vllm, [prompt.token_ids for prompt in prompts]
     if settings.mode == "colocate":
         return VllmSampler(lambda: ColocatedVllm(config, model), policy, probe, folder=folder)
