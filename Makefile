@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-pages bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
+.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-images bench-pages bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -69,6 +69,9 @@ bench-scaling: setup  ## seconds of a step against the group size and the model'
 
 bench-pages: setup  ## what a run's page and its kept completions cost a step (ARGS="--rounds 5 ...")
 	$(BIN)/python -m benchmarks.pages $(ARGS)
+
+bench-images: setup  ## seconds of an update with images: the prefix shared, and whole rows with their images (ARGS="--rounds 9 ...")
+	$(BIN)/python -m benchmarks.vision $(ARGS)
 
 bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
 	$(BIN)/python -m benchmarks.sampling $(ARGS)

@@ -23,6 +23,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_core.algorithm.kl import k3, kl_term
 from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
+from grpo_core.backends.trl_images import (
+    in_parts,
+    padded_on_the_left,
+    refuse_images,
+    refuse_placeholders,
+    rows_with_images,
+    without_images,
+)
 from grpo_core.errors import TrainingError
 from grpo_core.interop.trl_export import trl_arguments, updates_per_step
 from grpo_core.policy.saved import TrainingState
@@ -44,7 +52,7 @@ from grpo_core.training.step import (
     prompts_for,
 )
 from grpo_core.training.update import OptimizerStep, clipped_tokens, log_weights
-from grpo_core.types import SCHEDULE, Conversation, RefSync
+from grpo_core.types import SCHEDULE, Prompt, RefSync
 
 ROWS = "grpo_flow_rows"
 """Key under which each tensor row keeps its number while TRL shuffles and cuts the batch."""
@@ -85,14 +93,17 @@ class Observer(TrainerCallback):  # type: ignore[misc]
         """Sample and score the step's completions; return them as TRL's `rollout_func` does.
 
         Raises:
-            TrainingError: TRL asks for other prompts than this step's.
+            TrainingError: TRL asks for other prompts than this step's, or a completion holds a token that stands for an image.
         """
         own = prompts_for(self.session, self.step)
         group_size = self.session.config.rollout.group_size
-        if [as_trl_prompt(prompt.content) for prompt in own for _ in range(group_size)] != list(prompts):
+        asked = [without_images(prompt) for prompt in prompts] if own[0].images else list(prompts)
+        if [as_trl_prompt(prompt) for prompt in own for _ in range(group_size)] != asked:
             raise TrainingError(f"training.engine trl: step {self.step} asks for prompts in another order")
         with self._evaluating():
             self.rollouts = collect_rollouts(self.session, own, self.step, self._clock)
+        if own[0].images and self.session.policy.images is not None:
+            refuse_placeholders(self.rollouts, self.session.policy.images.processor.placeholder_id, self.step)
         ids, logps = self.rollouts.completion_ids.tolist(), self.rollouts.sampling_per_token_logps.tolist()
         lengths = self.rollouts.lengths().tolist()
         return {
@@ -233,9 +244,11 @@ class Observer(TrainerCallback):  # type: ignore[misc]
         return measure.drift_after_update(policy_logps, ref_logps, self.logps.old, self.rollouts.completion_mask)
 
 
-def as_trl_prompt(content: str | Conversation) -> str | list[dict[str, Any]]:
-    """Return a prompt as TRL's data sets hold it: text, or a list of messages."""
-    return content if isinstance(content, str) else [dict(message) for message in content]
+def as_trl_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Return a prompt as TRL's data sets hold it: text, or a list of messages; of parts, where it has images."""
+    if prompt.images:
+        return in_parts(prompt.content)
+    return prompt.content if isinstance(prompt.content, str) else [dict(message) for message in prompt.content]
 
 
 class ObservedTrainer(GRPOTrainer):
@@ -281,12 +294,13 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     """Run all steps on TRL; return the last counters and why the run was stopped early, if it was.
 
     Raises:
-        TrainingError: the model has dropout that TRL does not switch off.
+        TrainingError: the model has dropout that TRL does not switch off, or TRL cannot do what prompts with images need.
     """
     stopped = session.stop.reason()
     if state.step >= session.config.training.steps or stopped is not None:
         return state, stopped if state.step < session.config.training.steps else None
     _refuse_dropout(session.policy.model)
+    refuse_images(session.policy.model.config.model_type, session.train_prompts)
     observer = Observer(session)
     with warnings.catch_warnings():  # those that are no news to a user of this project
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")  # tested here, for this version
@@ -303,18 +317,19 @@ def build_trainer(session: Session, observer: Observer) -> ObservedTrainer:
     width = max(len(prompt.token_ids) for prompt in session.train_prompts)
     on_cpu, output = session.policy.device.type == "cpu", session.run_dir.path / "trl"
     arguments = trl_arguments(config, prompt_width=width, on_cpu=on_cpu, output=output)
-    rows = [
-        {"prompt": as_trl_prompt(prompt.content)}
-        for step in range(1, config.training.steps + 1)
-        for prompt in prompts_for(session, step)
-    ]
+    prompts = [prompt for step in range(1, config.training.steps + 1) for prompt in prompts_for(session, step)]
+    reader = session.policy.images if prompts[0].images else None  # then all of them have some
+    if reader is None:
+        rows, processing = Dataset.from_list([{"prompt": as_trl_prompt(one)} for one in prompts]), session.policy.tokenizer
+    else:
+        rows, processing = rows_with_images(prompts, reader.open), padded_on_the_left(reader.processor.processor)
     trainer = ObservedTrainer(
         observer,
         model=session.policy.model,
         reward_funcs=[_reward(observer, reward.name) for reward in session.rewards],
         args=GRPOConfig(**arguments),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=session.policy.tokenizer,
+        train_dataset=rows,
+        processing_class=processing,
         rollout_func=observer.roll_out,
         optimizers=(session.trainable.optimizer, session.trainable.schedule),
         callbacks=[observer],  # TRL adds the one that synchronises behind it; logging comes after both

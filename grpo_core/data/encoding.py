@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from grpo_core.errors import DataError, cause
-from grpo_core.images import Decoded, ImageFolder, ImageSizes, PromptImages
+from grpo_core.machine.images import Decoded, ImageFolder, ImageSizes, PromptImages
 from grpo_core.types import Conversation, Prompt, text_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from PIL import Image
 
 from grpo_core.data.encoding import image_libraries
 from grpo_core.errors import DataError, raised_as
-from grpo_core.images import ImageFolder, ImageSizes, PromptImages
 from grpo_core.machine.disk import build, durable_folder, flush_all, link_or_copy, write_whole
+from grpo_core.machine.images import ImageFolder, ImageSizes, PromptImages
 
 FOLDER, FILE = "images", "images.jsonl"
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from grpo_core import images as image_files
 from grpo_core import types
 from grpo_core.config import RunConfig
 from grpo_core.data.encoding import ImageEncoder
@@ -27,8 +26,9 @@ from grpo_core.data.row_images import all_digests, kept_images, reads_images
 from grpo_core.data.sources import file_of, read_rows
 from grpo_core.data.splitting import PromptSplit
 from grpo_core.errors import DataError, cause, raised_as
-from grpo_core.images import PromptImages
+from grpo_core.machine import images as image_files
 from grpo_core.machine.disk import STORED, Count, build, durable_folder, read_json, write_json, write_whole
+from grpo_core.machine.images import PromptImages
 from grpo_core.policy import processor as image_processor
 from grpo_core.policy.processor import load_processor
 from grpo_core.policy.sources import find

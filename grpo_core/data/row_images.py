@@ -17,8 +17,8 @@ from PIL import Image
 from grpo_core.config import DataConfig
 from grpo_core.data.conversations import from_conversations
 from grpo_core.errors import DataError, cause, raised_as, shown
-from grpo_core.images import ImageFolder, as_png
 from grpo_core.machine.disk import jsonable, read_json
+from grpo_core.machine.images import ImageFolder, as_png
 from grpo_core.policy.sources.cache import CACHE_VARIABLE, cache_folder
 from grpo_core.policy.sources.find import CONFIG_FILE
 

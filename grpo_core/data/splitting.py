@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_core.config import DataConfig
 from grpo_core.errors import DataError
-from grpo_core.images import PromptImages
+from grpo_core.machine.images import PromptImages
 from grpo_core.types import Prompt
 
 

@@ -33,7 +33,7 @@ from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_image, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.model_images import ModelImages
-from grpo_core.policy.outline import Outline, freeze_fault
+from grpo_core.policy.outline import Outline, freeze_faults
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.processor import EncodedText, load_processor
 from grpo_core.policy.sources.find import load_tokenizer, model_here, resolve_adapter, resolve_model, weight_files
@@ -54,11 +54,7 @@ compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 
 
 def open_policy(
-    folder: Path,
-    config: RunConfig,
-    stored_initial: Path | None = None,
-    world: World = SOLO,
-    images: Path | None = None,
+    folder: Path, config: RunConfig, stored_initial: Path | None = None, world: World = SOLO, images: Path | None = None
 ) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
@@ -76,14 +72,8 @@ def open_policy(
     lora, training, is_remote = config.model.lora, config.training, config.model.trust_remote_code
     is_adapter = lora is not None and not (folder / "config.json").exists()
     base = resolve_model(config.model.source, is_remote) if is_adapter else folder
-    tokenizer = load_tokenizer(base, is_remote)
-    if world.shards > 1:
-        model = open_spread(base, _load(base, is_remote, with_weights=False), world, config.model.dtype)
-    else:
-        model = load_model(base, pick_device(training.device), is_remote)
+    tokenizer, model = load_tokenizer(base, is_remote), _model_of(base, config, world)
     require_vocabulary(model, tokenizer, base)
-    if training.gradient_checkpointing:
-        refuse_other_layers(model)
     policy = Policy(
         model=model,
         tokenizer=tokenizer,
@@ -107,6 +97,17 @@ def open_policy(
     return replace(policy, path=path)
 
 
+def _model_of(base: Path, config: RunConfig, world: World) -> PreTrainedModel:
+    is_remote = config.model.trust_remote_code
+    if world.shards > 1:
+        model = open_spread(base, _load(base, is_remote, with_weights=False), world, config.model.dtype)
+    else:
+        model = load_model(base, pick_device(config.training.device), is_remote)
+    if config.training.gradient_checkpointing:
+        refuse_other_layers(model)
+    return model
+
+
 def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Path | None) -> ModelImages | None:
     """Return what reads the images of prompts; freeze the tower where that is asked for.
 
@@ -114,7 +115,7 @@ def _images_of(model: PreTrainedModel, base: Path, config: RunConfig, images: Pa
         ModelError: it is asked for and there is none, or the processor cannot be loaded.
     """
     tower, is_frozen = tower_parameters(model), bool(config.model.freeze)
-    if (fault := freeze_fault(config, len(tower))) is not None:
+    for fault in freeze_faults(config, outline_of(model)):
         raise ModelError(fault)
     processor = load_processor(base, config.model.trust_remote_code) if reads_images(model) else None
     if processor is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.errors import DataError, raised_as
-from grpo_core.images import ImageFolder
+from grpo_core.machine.images import ImageFolder
 from grpo_core.policy.processor import EncodedText, TextAndImages
 from grpo_core.policy.vision import Features, ReadImages, Tensors, joined
 from grpo_core.types import ModelInput

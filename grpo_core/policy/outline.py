@@ -62,11 +62,11 @@ def beyond_positions(config: RunConfig, outline: Outline) -> str | None:
     )
 
 
-def freeze_fault(config: RunConfig, tower: int) -> str | None:
-    """Return that a run asks for a frozen tower, and its model, which has so many weights in one, has none; else None."""
-    if not config.model.freeze or tower:
-        return None
-    return f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"
+def freeze_faults(config: RunConfig, outline: Outline | None) -> list[str]:
+    """Return that a run asks for a frozen tower and its model has none; None = the model is not known."""
+    if not config.model.freeze or outline is None or outline.tower:
+        return []
+    return [f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"]
 
 
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27

@@ -26,8 +26,8 @@ from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.derived import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, near, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
-from grpo_core.images import PromptImages
 from grpo_core.machine.disk import json_copy
+from grpo_core.machine.images import PromptImages
 from grpo_core.rewards.bounded import (
     CPU_SECONDS,
     WORKERS,

@@ -14,7 +14,7 @@ from grpo_core.data.prompts import columns_of
 from grpo_core.data.row_images import images_of
 from grpo_core.data.sources import Row
 from grpo_core.errors import RewardError, cause
-from grpo_core.images import PromptImages
+from grpo_core.machine.images import PromptImages
 from grpo_core.rewards.base import MESSAGES_NOT_TEXT, Reward, Scores, call, load_rewards
 from grpo_core.types import Prompt, text_of
 

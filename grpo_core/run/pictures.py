@@ -9,9 +9,10 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from grpo_core.data.frozen_images import FOLDER
 from grpo_core.errors import DataError
-from grpo_core.images import ImageFolder
-from grpo_core.run.boxes import Box
+from grpo_core.machine.images import ImageFolder
+from grpo_core.rewards.boxes import Box
 from grpo_core.run.folder import RunDir
 
 SIDE = 256
@@ -32,7 +33,7 @@ class Picture:
 
 def image_folder(run_dir: RunDir) -> ImageFolder:
     """Return where a run keeps the images of its prompts."""
-    return ImageFolder(run_dir.data / "images", max_pixels=(2 * SIDE) ** 2)
+    return ImageFolder(run_dir.data / FOLDER, max_pixels=(2 * SIDE) ** 2)
 
 
 @lru_cache(maxsize=512)

@@ -41,7 +41,7 @@ from grpo_core.policy.lora.facts import (
     layers_with_adapter,
     read_adapter,
 )
-from grpo_core.policy.outline import Outline, beyond_positions, freeze_fault, unreached_by
+from grpo_core.policy.outline import Outline, beyond_positions, freeze_faults, unreached_by
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.policy.sources.find import (
     MADE_HERE,
@@ -233,14 +233,13 @@ def check_start(
         with _refusals(disk):
             _require_disk_of(config, run_path)
     found, outline = of_data.result(), None if outlined is None else outlined.result()
-    shape = shape_for(config, outline)
+    of_model, shape = [*of_model, *freeze_faults(config, outline)], shape_for(config, outline)
     fit = None if shape is None else fit_of(config, shape)
     model = outline or shape
     too_long = None if outline is None else beyond_positions(config, outline)
-    frozen = None if outline is None else freeze_fault(config, outline.tower)
     of_adapter, doubtful = look_at_adapter(config, None if model is None else model.linear_layers, outline)
     return Preflight(
-        faults=(*own, *of_model, *([frozen] if frozen else ()), *disk, *of_adapter, *memory_faults(fit), *found["faults"]),
+        faults=(*own, *of_model, *disk, *of_adapter, *memory_faults(fit), *found["faults"]),
         warnings=(*([too_long] if too_long else ()), *doubtful, *(() if fit is None else fit.warnings()), *found["warnings"]),
         notes=tuple(found["notes"]),
         fit=fit,

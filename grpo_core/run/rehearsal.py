@@ -31,7 +31,7 @@ from grpo_core.data.row_images import image_column, kept_images, reads_images
 from grpo_core.data.sources import Row, file_of, read_rows
 from grpo_core.data.splitting import count_held_out
 from grpo_core.errors import DataError, GrpoError, RewardError, cause
-from grpo_core.images import ImageSizes
+from grpo_core.machine.images import ImageSizes
 from grpo_core.machine.process import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized

@@ -14,7 +14,8 @@ import pandas
 from grpo_core.config import RunConfig
 from grpo_core.config.names import reward_name
 from grpo_core.data.prepare import load_frozen
-from grpo_core.run.boxes import Box, Scale, box_scale, first_box, predicted_box
+from grpo_core.rewards.boxes import Box, first_box
+from grpo_core.run.boxes import Scale, box_scale, predicted_box
 from grpo_core.run.folder import RunDir
 from grpo_core.types import text_of
 

@@ -27,8 +27,8 @@ from grpo_core.data.frozen_images import FOLDER
 from grpo_core.data.prepare import json_digest
 from grpo_core.data.row_images import COLUMNS, undecoded
 from grpo_core.errors import ConfigError, DataError, shown
-from grpo_core.images import ImageFolder, as_png
 from grpo_core.machine.disk import jsonable
+from grpo_core.machine.images import ImageFolder, as_png
 from grpo_core.policy.sources.cache import cache_folder
 
 FUTURE_FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")

@@ -8,6 +8,7 @@ together one prepares the inputs, and the others use them.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import task
@@ -17,6 +18,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.config import RunConfig
 from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
+from grpo_core.data.row_images import kept_images
 from grpo_core.data.splitting import PromptSplit
 from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.locks import one_at_a_time
@@ -67,7 +69,11 @@ def prompts_of(config: RunConfig) -> PromptSplit:
         say(f"making the model {config.model.source}, once: about half a minute on one core")
     identity = data_identity(config, resolve_model(config.model.source, config.model.trust_remote_code))
     with prepared_once(identity):
-        return cached_prompts(config, identity)
+        split = cached_prompts(config, identity)
+    if split.images is None:
+        return split
+    # The identity has put all images into today's cache folder, which need not be that of the run that made the prompts.
+    return replace(split, images=replace(split.images, folder=kept_images(config.data)))
 
 
 @task(name="read-prompts", cache_key_fn=by_identity, persist_result=True)

@@ -146,20 +146,10 @@ def default_uri(runs_folder: Path) -> str:
     return f"sqlite:///{runs_folder.resolve() / 'mlflow.db'}"
 
 
-def log_folder(client: Any, run_id: str, folder: Path, name: str, without: str | None = None) -> None:
-    """Log the files of a folder as an artifact, without those that a killed process has left half-written.
-
-    Args:
-        client: of MLflow.
-        run_id: of the run.
-        folder: whose files are logged.
-        name: of the artifact.
-        without: name of a folder in it that is left out.
-    """
+def log_folder(client: Any, run_id: str, folder: Path, name: str) -> None:
+    """Log the files of a folder as an artifact, without those that a killed process has left half-written."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(PARTIAL)):
-        inner = file.relative_to(folder)
-        if inner.parts[0] != without:
-            client.log_artifact(run_id, str(file), str(PurePosixPath(name, inner.parent)))
+        client.log_artifact(run_id, str(file), str(PurePosixPath(name, file.relative_to(folder).parent)))
 
 
 def make_client(uri: str, create: bool = True) -> Any:

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from grpo_core.errors import JournalError, TrackingError, cause, raised_as
+from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.integrity import check_run
@@ -103,7 +104,8 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
             client.set_tag(tracked.run_id, key, provenance[key])
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
         client.log_artifact(tracked.run_id, str(file))
-    log_folder(client, tracked.run_id, run_dir.data, "data", without="images")  # a tracker is no place for a data set
+    for file in sorted(file for file in run_dir.data.iterdir() if file.is_file() and not file.name.endswith(PARTIAL)):
+        client.log_artifact(tracked.run_id, str(file), "data")  # the files of images stay in the run's folder
     inputs = []
     for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})

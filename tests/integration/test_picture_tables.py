@@ -10,10 +10,12 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
+from grpo_core.machine.disk import PARTIAL
 from grpo_core.run.folder import RunDir
 from grpo_core.run.samples import read_groups
+from tasks.tracking import track_inputs
 from tasks.tracking.fetch import fetch_records
-from tasks.tracking.store import log_folder
+from tasks.tracking.store import TrackedRun
 from tasks.tracking.tables import MOST_DRAWN, MOST_FILES, NONE, log_completions
 from tests.support.commands import grpo
 from tests.support.pictured import REWARDS, TEXTS, keep_image, noise_image, shape_image, write_pictured, write_pictured_table
@@ -28,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Address of an MLflow store, and an experiment in it."""
     folder = tmp_path_factory.mktemp("store")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    experiment = MlflowClient(tracking_uri=uri).create_experiment("shown", artifact_location=(folder / "files").as_uri())
+    experiment = MlflowClient(tracking_uri=uri).create_experiment("shown", artifact_location=(folder / "mlartifacts").as_uri())
     return uri, experiment
 
 
@@ -100,13 +102,13 @@ def test_images_of_a_data_set_stay_in_the_runs_folder_where_a_fetched_run_finds_
 ) -> None:
     client, run_id = run
     run_dir = write_pictured(tmp_path / "one")
-    log_folder(client, run_id, run_dir.data, "data", without="images")
-    assert {file.path for file in client.list_artifacts(run_id, "data")} == {
-        f"data/{name}" for name in ("eval.jsonl", "manifest.json", "train.jsonl")
-    }
-    for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
-        client.log_artifact(run_id, str(file))
-    client.log_text(run_id, "{}", "provenance.json")
+    run_dir.provenance_file.write_text('{"data_digest": "0123456789"}')
+    (run_dir.data / f"train.jsonl{PARTIAL}").touch()
+    tracked = TrackedRun(uri=store[0], experiment_id=store[1], run_id=run_id, name="one")
+    track_inputs.fn(run_dir.path, tracked)
+    files = {file.path for file in client.list_artifacts(run_id, "data")}
+    assert files == {f"data/{name}" for name in ("eval.jsonl", "manifest.json", "train.jsonl")}
+    client.log_artifact(run_id, str(run_dir.journal_file))
     client.set_tag(run_id, "run_dir", str(run_dir.path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store[0])
     fetch_records(run_id, tmp_path / "fetched")

@@ -11,11 +11,14 @@ import numpy as np
 import pandas
 from PIL import Image, ImageDraw
 
+from grpo_core.data.frozen_images import FILE
+from grpo_core.data.prepare import MANIFEST_FILE
+from grpo_core.machine.disk import sha256_of
 from grpo_core.run.folder import RunDir
 from tests.compared import write_compared
 
 Box = tuple[int, int, int, int]
-SETTINGS: dict[str, Any] = {"rewards": [{"fn": "grpo_core.rewards.boxes:box_iou"}], "rollout.group_size": 4}
+SETTINGS: dict[str, Any] = {"rewards": [{"fn": "box_iou"}], "rollout.group_size": 4}
 GOLD: Box = (16, 24, 40, 48)
 TEXTS = ("[16, 24, 40, 48]", "[20, 24, 40, 52] ?", "I see [8, 8, 20, 20]", "it is red")
 """Completions of a prompt: right; near, with more behind it; elsewhere; without a box."""
@@ -59,9 +62,12 @@ def keep_image(run_dir: RunDir, content: bytes) -> str:
 
 
 def keep_sizes(run_dir: RunDir, sizes: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-    """Write the list of a run's images: {digest: {"size": ..., "input_size": ...}}."""
+    """Write the list of a run's images, as if they had been frozen: {digest: {"size": ..., "input_size": ...}}."""
     lines = [json.dumps({"sha256": digest, **one, "is_resized": False}) + "\n" for digest, one in sizes.items()]
-    (run_dir.data / "images.jsonl").write_text("".join(lines))
+    (run_dir.data / FILE).write_text("".join(lines))
+    manifest = json.loads((run_dir.data / MANIFEST_FILE).read_text())
+    manifest |= {"images_sha256": sha256_of(run_dir.data / FILE), "processor": {"max_image_pixels": 1_000_000}}
+    (run_dir.data / MANIFEST_FILE).write_text(json.dumps(manifest))
 
 
 def write_pictured_table(

@@ -175,22 +175,30 @@ def picture(number: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def write_vision_model(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Path:
-    """Write model, tokenizer and processor of a kind with random weights; `settings` are of its configuration."""
+def write_vision_model(folder: Path, model_type: str, seed: int = 0, *, times: int = 1, **settings: Any) -> Path:
+    """Write model, tokenizer and processor of a kind with random weights.
+
+    Args:
+        folder: to write.
+        model_type: which kind.
+        seed: of the weights.
+        times: how often wider than tiny it is.
+        settings: of its configuration.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     kind = KINDS[model_type]
     processor = _processor(kind)
     ids = dict(zip(kind.tokens, processor.tokenizer.convert_tokens_to_ids(list(kind.tokens)), strict=True))
-    text = {**kind.text, "vocab_size": len(processor.tokenizer)}
+    text = {**_wider(kind.text, times), "vocab_size": len(processor.tokenizer)}
     of_tokens = {"image_token_id": ids[kind.tokens[0]], "image_token_index": ids[kind.tokens[0]]}
     named = {"<start_of_image>": "boi_token_index", "<end_of_image>": "eoi_token_index", "<video>": "video_token_index"}
     named |= {"<|vision_start|>": "vision_start_token_id", "<|vision_end|>": "vision_end_token_id"}
     named |= {"<|video_pad|>": "video_token_id"}
     of_tokens |= {named[token]: number for token, number in ids.items() if token in named}
     config = AutoConfig.for_model(
-        model_type, text_config=text, vision_config=kind.vision, **{**kind.config, **of_tokens, **settings}
+        model_type, text_config=text, vision_config=_wider(kind.vision, times), **{**kind.config, **of_tokens, **settings}
     )
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config)
@@ -204,6 +212,14 @@ def write_vision_model(folder: Path, model_type: str, seed: int = 0, **settings:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+def _wider(sizes: dict[str, Any], times: int) -> dict[str, Any]:
+    wide = ("hidden_size", "intermediate_size", "out_hidden_size", "max_position_embeddings")
+    wider = {key: value * times if key in wide else value for key, value in sizes.items()}
+    if rope := wider.get("rope_parameters"):  # sections of half a head
+        wider["rope_parameters"] = {**rope, "mrope_section": [times * side for side in rope["mrope_section"]]}
+    return wider
 
 
 def _processor(kind: Kind) -> Any:

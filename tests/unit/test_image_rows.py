@@ -13,7 +13,7 @@ from grpo_core.config import RewardConfig
 from grpo_core.data.prepare import data_identity, freeze, frozen_images, load_frozen, prepare, read_manifest, split_of_frozen
 from grpo_core.data.splitting import PromptSplit
 from grpo_core.errors import DataError
-from grpo_core.images import decode
+from grpo_core.machine.images import decode
 from grpo_core.rewards.base import load_rewards, score
 from tests.support.image_rows import as_file, config_of, png, split_of, write_rows
 from tests.support.vision_models import KINDS, write_vision_model

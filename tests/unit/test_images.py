@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from grpo_core.errors import DataError
-from grpo_core.images import ImageFolder, ImageSizes, PromptImages, as_png, decode
+from grpo_core.machine.images import ImageFolder, ImageSizes, PromptImages, as_png, decode
 from tests.support.image_rows import as_file, png
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)

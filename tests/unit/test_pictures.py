@@ -119,16 +119,16 @@ def test_groups_hold_images_and_boxes_and_the_table_for_people_stays_text(run_di
 def test_a_predicted_box_is_in_pixels_of_the_image_whatever_its_numbers_count(
     tmp_path: Path, coordinates: str, expected: tuple[float, ...]
 ) -> None:
-    reward = {"fn": "grpo_core.rewards.boxes:box_iou", "args": {"coordinates": coordinates}}
+    reward = {"fn": "box_iou", "args": {"coordinates": coordinates}}
     run_dir = write_pictured(tmp_path / "one", {"rewards": [reward]}, prompts=1, texts=["[100, 200, 300, 400]"] * 4)
-    keep_sizes(run_dir, {small_digest(run_dir): {"size": (200, 50), "input_size": (100, 50)}})
+    keep_sizes(run_dir, {keep_image(run_dir, shape_image(0)): {"size": (200, 50), "input_size": (100, 50)}})
     (group,) = read_groups(run_dir, 12)
     assert group.completions[0].box == expected
     assert group.box == GOLD  # pixels of the file, whatever the others are
 
 
 def test_nothing_is_drawn_where_it_is_not_known_what_a_box_is_of(tmp_path: Path) -> None:
-    reward = {"fn": "grpo_core.rewards.boxes:box_iou", "args": {"coordinates": "input"}}
+    reward = {"fn": "box_iou", "args": {"coordinates": "input"}}
     without_sizes = write_pictured(tmp_path / "sizes", {"rewards": [reward]}, prompts=1)
     of_texts = write_pictured(tmp_path / "texts", {"rewards": [{"fn": "exact_answer"}]}, prompts=1)
     table = pandas.read_parquet(of_texts.completions_file(12)).rename(columns={"reward_box_iou": "reward_exact_answer"})

@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ModelError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
-from grpo_core.images import ImageFolder
+from grpo_core.machine.images import ImageFolder
 from grpo_core.policy import vision
 from grpo_core.policy.fast import path
 from grpo_core.policy.fast.path import COMPLETIONS

@@ -124,7 +124,9 @@ class ImageFolder:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise DataError(f"{file}: an image of the frozen prompts cannot be read ({cause(error)})") from error
+            raise DataError(
+                f"{file}: an image of the frozen prompts cannot be read ({error.strerror or cause(error)})"
+            ) from error
         if (found := hashlib.sha256(content).hexdigest()) != digest:
             raise DataError(
                 f"{file}: was changed; its SHA-256 is {found[:12]}, and the image of the frozen prompts has {digest[:12]}"
