@@ -1,6 +1,6 @@
 """A model made here from nothing that answers questions about pictures: `scratch:shapes`, as `scratch:sums` is for text.
 
-It is a LLaVA of 289,000 weights: a CLIP tower over 16 patches of a 64x64 picture, and a Llama that writes words. It begins
+It is a LLaVA of 291,000 weights: a CLIP tower over 16 patches of a 64x64 picture, and a Llama that writes words. It begins
 random and is given a short supervised warm start on `where is the red square?`, whose answer is a box in pixels:
 `[16, 24, 40, 48]`. It comes to find shapes and has a habit that costs the reward, a question mark behind most of its boxes:
 what GRPO is to find out.
@@ -70,7 +70,7 @@ TEXT: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.08,
 }
-WARM_UP_STEPS, BATCH_SIZE, LEARNING_RATE, BETAS, SEED = 450, 128, 5e-3, (0.9, 0.98), 0
+WARM_UP_STEPS, BATCH_SIZE, LEARNING_RATE, BETAS, SEED = 350, 128, 5e-3, (0.9, 0.98), 0
 """Of the warm start by AdamW, whose rate rises for 50 steps and then falls linearly to 0."""
 
 Box = tuple[int, int, int, int]
