@@ -106,6 +106,7 @@ NO_FIGURE = {
     "a bound on what a run may do": "rollout.max_prompt_tokens evaluation.pass_score optimizer.max_grad_norm "
     "training.keep_checkpoints training.max_skipped_updates",
     "warned about here, or one value alone": "rollout.top_p rollout.top_k loss.sampler_ model.lora.dropout",
+    "for models that read images (test_vision_policy, test_image_rows)": "model.freeze data.image_column data.max_image_pixels",
 }
 """{why keys are not run: how they begin}."""
 REPEATS_THE_KEY = ("ref/sync", "ref/steps_since_sync", "optim/lr", "progress/")
