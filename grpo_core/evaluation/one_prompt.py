@@ -35,7 +35,7 @@ def answers(run_dir: RunDir, text: str, samples: int) -> Iterator[Answers]:
         samples: how many answers are sampled beside the greedy one; the i-th of both policies has the same random numbers.
 
     Raises:
-        ModelError: the run has no checkpoint, or a policy cannot be loaded.
+        ModelError: the run has no checkpoint, a policy cannot be loaded, or the model reads images.
         DataError: the prompt is too long for `rollout.max_prompt_tokens`, or cannot be used.
     """
     run_dir.require_ours()
@@ -55,6 +55,8 @@ def answers(run_dir: RunDir, text: str, samples: int) -> Iterator[Answers]:
 
 def _answers(name: str, config: RunConfig, folder: Path, initial: Path | None = None, *, text: str, samples: int) -> Answers:
     policy = open_policy(folder, config, initial)
+    if policy.images is not None:  # without its image it would answer another question
+        raise ModelError("model.source: reads images, and none can be given with a prompt here; `grpo samples` has its answers")
     data = config.data.model_copy(update={"answer_column": None})
     limit = config.rollout.max_prompt_tokens
     (prompt,) = tokenized([{data.prompt_column: text}], data, policy.tokenizer, limit, policy.eos_token_ids)
