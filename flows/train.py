@@ -47,7 +47,6 @@ def grpo(
     overrides: Overrides = NO_OVERRIDES,
     name: Name | None = None,
     run_dir: str | None = None,
-    continue_from: Name | None = None,
 ) -> RunSummary:
     """Train a policy with GRPO and report the result.
 
@@ -63,12 +62,36 @@ def grpo(
         overrides: Any other keys, for example {"training.steps": 20, "optimizer.lr": 2e-6}.
         name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is swept or overridden.
         run_dir: Folder of the run; left out, a new one under `runs/`.
-        continue_from: Folder of a run from whose newest checkpoint the new one goes on, or `FOLDER@40`. Its configuration is
-            that run's, and `config` is not read.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed, "name": name}
     values = merge_knobs(knobs, overrides, {**KNOBS, **NAME_KEY})
-    return run_training(open_run(config, values, Path(run_dir) if run_dir else None, continue_from), is_new=True)
+    return run_training(open_run(config, values, Path(run_dir) if run_dir else None), is_new=True)
+
+
+@form
+@flow(name="grpo", flow_run_name="{run}, forked")
+def grpo_fork(
+    *,
+    run: Name,
+    at: PositiveInt | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    name: Name | None = None,
+    run_dir: str | None = None,
+) -> RunSummary:
+    """Fork a run: a new one that is the same up to a step, and goes on from there with what you change.
+
+    Random numbers are the parent's, so the difference is what the change has done. Without a change the fork is its parent,
+    bit for bit; with more `training.steps` it is the parent, trained on.
+
+    Args:
+        run: A run dir, or an MLflow run id.
+        at: The step after which it goes on; left out, that of the newest checkpoint.
+        overrides: Keys to change, for example {"loss.beta": 0.1} or {"training.steps": 120}.
+        name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is swept or overridden.
+        run_dir: Folder of the fork; left out, a new one under `runs/`.
+    """
+    values, parent = merge_knobs({"name": name}, overrides, NAME_KEY), run if at is None else f"{run}@{at}"
+    return run_training(open_run("", values, Path(run_dir) if run_dir else None, parent), is_new=True)
 
 
 @form

@@ -12,7 +12,7 @@ import typer
 
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt
-from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
+from flows.cli.run import evaluate, fork, join, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, ui, up
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
@@ -26,7 +26,7 @@ from tasks.plain_logs import QUIET
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Start": {"init": init, "import-config": import_settings, "check": check, "train": train, "join": join},
+    "Start": {"init": init, "import-config": import_settings, "check": check, "train": train, "fork": fork, "join": join},
     "Watch": {
         "runs": runs,
         "status": status,

@@ -132,8 +132,7 @@ def train(
         str | None,
         typer.Option(
             "--continue",
-            help="Go on from this run's newest checkpoint (RUN@40: the one after step 40) in a new run. No CONFIG is given "
-            "then, but what differs: training.steps=120.",
+            help="Fork this run at its newest checkpoint: no CONFIG is given then, but what differs: training.steps=120.",
             parser=named_folder,
             metavar="RUN",
         ),
@@ -155,12 +154,12 @@ def train(
 
 
 def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
-    from grpo_core.run.continuing import continue_from
+    from grpo_core.run.forking import fork_of
     from grpo_core.run.summary import compare_evaluations, describe_result
     from grpo_core.run_page.page import write_page
     from grpo_core.training.from_python import train as train_here
 
-    resolved = load(config, values) if parent is None else continue_from(parent, values)
+    resolved = load(config, values) if parent is None else fork_of(parent, values)
     with _ready_for(resolved.config), working_in_new(run_dir, resolved.preset, "run") as folder:
         run = train_here(config, overrides=values, run_dir=folder, continue_from=parent)
     write_page(RunDir(folder))
@@ -171,11 +170,11 @@ def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, pa
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
-    from grpo_core.run.continuing import continue_from
+    from grpo_core.run.forking import folder_and_step, fork_of
     from grpo_core.run.preflight import require_start
 
     # Refused before anything is made or started.
-    resolved = load(config, values) if parent is None else continue_from(parent, values)
+    resolved = load(config, values) if parent is None else fork_of(parent, values)
     folders = resolved.import_from or import_folders(resolved.config, None if parent else config)
     with _ready_for(resolved.config):
         started = require_start(resolved.config, folders, run_dir)
@@ -183,9 +182,37 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
             echo_warnings((*check_consistency(resolved.config), *resolved.warnings, *started))
             with imported("flows.train", STORE):
                 use_stack()
-            from flows.train import grpo
+            from flows.train import grpo, grpo_fork
 
-            _show(grpo(config=config, overrides=values, run_dir=str(folder), continue_from=parent))
+            if parent is None:
+                _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+                return
+            of, step = folder_and_step(parent)
+            _show(grpo_fork(run=str(of), at=int(step) if step else None, overrides=values, run_dir=str(folder)))
+
+
+def fork(
+    run: Annotated[str, typer.Argument(help="A run, or an MLflow run id.", parser=named_folder, metavar="RUN")],
+    overrides: Overrides = None,
+    at: Annotated[
+        int | None, typer.Option(help="The step after which it goes on; that of the newest checkpoint if left out.", min=1)
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the fork; a new one under runs/ if left out.")] = None,
+) -> None:
+    """Go on from a step of a run with other settings: the same up to there, the same random numbers afterwards."""
+    refuse_credentials("RUN", run)
+    from tasks.tracking.fetch import is_mlflow_run
+
+    values = parse_overrides(overrides or [])
+    if is_mlflow_run(run):
+        with working_in_new(run_dir, "fork", "run") as folder:
+            use_stack()
+            from flows.train import grpo_fork
+
+            _show(grpo_fork(run=run, at=at, overrides=values, run_dir=str(folder)))
+        return
+    parent = run if at is None else f"{run}@{at}"
+    _train(parent, values, run_dir, parent)
 
 
 def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:

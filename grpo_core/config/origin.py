@@ -33,9 +33,9 @@ class Origin:
     """{key.path: (the preset's value, the run's value)}."""
     import_from: tuple[str, ...] = ()
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
-    continued_from: Mapping[str, str | int | None] | None = None
-    """Of a run that continues another one: that `run`'s folder, its `mlflow_run_id`, the `step`, and the SHA-256 of the
-    `checkpoint`'s manifest."""
+    forked_from: Mapping[str, str | int | None] | None = None
+    """Of a fork: the `run` from which it goes on, a folder or MLflow's id, its `mlflow_run_id`, the `step`, of the
+    checkpoint before, `checkpoint_step` and the SHA-256 of its manifest, `checkpoint`; and what is `changed`, as text."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     others = sorted(changed, key=lambda key: key not in SHORT)
     named = (*KNOBS.values(), *others[:NAMED_CHANGES])
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
-    more += [f"after step {origin.continued_from['step']}"] if origin.continued_from else []
+    more += [f"forked at {origin.forked_from['step']}"] if origin.forked_from else []
     texts = {key: cut(level_name(key, settings.get(key)), NAMED_CHARACTERS) for key in named}
     return " · ".join([arm_name(texts), *more])
 

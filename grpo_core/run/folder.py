@@ -13,7 +13,7 @@ summary.json                what the run reached; a flow that has written it is 
 eval/  report/              results of evaluations; the report of a folder that holds an evaluation alone
 original/                   of a reproduction: configuration, provenance, prompts, journal of the run that it repeats
 source/                     of an evaluation: what was downloaded of the run that made the policy
-parent/                     of a run that continues another one: the checkpoint with which it begins
+parent/                     of a fork: the run from which it goes on, with the checkpoint before (`forking.py`)
 passes.json                 how much a run that was resumed with other passes computes at once, and in how many processes
 process.json  train.log     process id of the training process while it runs; its output
 ranks/                      why processes of a training that has several have failed
@@ -86,7 +86,8 @@ class RunDir(FlowDir):
     @property
     def has_started(self) -> bool:
         """Whether a process of the run has been started, or its result was there: until then nothing would be lost with it."""
-        return self.journal_file.exists() or self.checkpoints.exists() or self.eval.exists() or any(self.path.glob("*.log"))
+        begun = self.checkpoints.exists() or any(self.path.glob("*.log"))
+        return begun or (not self.parent.exists() and (self.journal_file.exists() or self.eval.exists()))  # a fork inherits
 
     def request_stop(self, reason: str) -> None:
         """Ask the training to finish its step, checkpoint and end; a training that looks just now sees all of it or nothing.
@@ -96,8 +97,20 @@ class RunDir(FlowDir):
         """
         write_whole(self.stop_file, f"{reason}\n")
 
-    def create(self, config: RunConfig, origin: Origin = Origin(), kind: Kind = "run") -> None:  # noqa: B008  (frozen)
+    def create(
+        self,
+        config: RunConfig,
+        origin: Origin = Origin(),  # noqa: B008  (frozen)
+        kind: Kind = "run",
+        history: bytes = b"",
+    ) -> None:
         """Take a folder for a new run, write the resolved configuration and its origin into it.
+
+        Args:
+            config: of the run.
+            origin: of the configuration.
+            kind: of the folder.
+            history: with which the journal begins.
 
         Raises:
             JournalError: the folder already holds a run.
@@ -106,6 +119,8 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         self.mark(kind)
         write_json(self.origin_file, asdict(origin))
+        if history:
+            write_whole(self.journal_file, history)
         write_json(self.config_file, config.model_dump(mode="json"))
 
     def forget_start(self) -> None:

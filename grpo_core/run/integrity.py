@@ -42,9 +42,11 @@ class CheckedJournal:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know about it: resumed with other passes, or repaired."""
+        """What a reader of the figures should know about it: forked, resumed with other passes, or repaired."""
         repairs = (record.data["text"] for record in self.records if record.kind == "alert" and "repaired" in record.data)
-        return (*changed_notes(self.records), *repairs)
+        forks = (begun for record in self.records if record.kind == "start" and (begun := record.data.get("forked_from")))
+        forked = [f"forked from {Path(one['run']).name} at {one['step']}: {one['changed']}" for one in forks]
+        return (*forked, *changed_notes(self.records), *repairs)
 
 
 def find_intact(run_dir: RunDir) -> CheckedJournal:

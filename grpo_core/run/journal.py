@@ -30,6 +30,8 @@ from grpo_core.metrics import find_metric
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
 JOURNAL_FILE = "journal.jsonl"
+INHERITED = "inherited"
+"""In the data of a record that a fork has of its parent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,11 @@ def supersede(records: list[Record]) -> list[Record]:
 def is_alert(record: Record) -> bool:
     """Return whether a record is an alert of the training; that its journal was repaired is a note."""
     return record.kind == "alert" and "repaired" not in record.data
+
+
+def is_inherited(record: Record) -> bool:
+    """Return whether a record is of the run from which this one was forked."""
+    return bool(record.data.get(INHERITED))
 
 
 def last_event(history: Sequence[Record]) -> Record | None:

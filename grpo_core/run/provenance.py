@@ -278,8 +278,7 @@ def note_inputs(
     """
     config, is_resumed = config_here(run_dir), run_dir.provenance_file.exists()
     found = _found(run_dir, config, model, digest, report)
-    parent = run_dir.read_origin().continued_from
-    first = run_dir if is_resumed else RunDir(run_dir.original if parent is None else Path(str(parent["run"])))
+    first = run_dir if is_resumed else RunDir(run_dir.parent if run_dir.parent.exists() else run_dir.original)
     earlier: Mapping[str, Any] = first.read_provenance()
     before, now = sources_of(first.read_config()) if earlier else {}, sources_of(run_dir.read_config())
     others = other_weights(earlier, first.read_config(), found, "with which this run began") if earlier else {}

@@ -304,7 +304,7 @@ def refuse_unfit(run: str, original: RunDir) -> None:
         DataError: its prompts were changed.
     """
     load_frozen(original.data)
-    if (begun := original.read_origin().continued_from) is not None:
-        raise JournalError(f"run {run}: continues {begun['run']}; reproduce that one, and continue its repetition")
+    if (begun := original.read_origin().forked_from) is not None:
+        raise JournalError(f"run {run}: is forked from {begun['run']}; reproduce that one, and fork its repetition")
     if not any(record.kind == "step" for record in check_run(original).history):
         raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")

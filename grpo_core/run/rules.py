@@ -26,7 +26,7 @@ from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.child import end_process, import_as_at_start
 from grpo_core.run.folder import RunDir, add_alert, monitor_alerts
-from grpo_core.run.journal import Record
+from grpo_core.run.journal import Record, is_inherited
 
 logger = logging.getLogger(__name__)
 
@@ -305,10 +305,10 @@ class RunRules:
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        return [
-            replace(alert, reported=True) if alert.text in self.alerts else self._raised(alert)
-            for alert in self._book.check(record)
-        ]
+        found = self._book.check(record)
+        if is_inherited(record):  # what they say of the parent's steps is the parent's
+            return []
+        return [replace(alert, reported=True) if alert.text in self.alerts else self._raised(alert) for alert in found]
 
     def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
         """Return the alerts that begin after so many seconds without a record, as `RuleBook.check_silence`.

@@ -38,7 +38,7 @@ from grpo_core.machine.process import ended_at_once, gc_paused, lifeline_from_en
 from grpo_core.parallel import is_first, is_one_of_several, local_processes
 from grpo_core.parallel.reasons import leave_reason, reason_of
 from grpo_core.policy.outline import unreached_by
-from grpo_core.policy.saved import list_checkpoints
+from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import import_as_at_start
 from grpo_core.run.folder import PASSES_FIELD, RunDir, batch_limits
 from grpo_core.run.integrity import check_run
@@ -48,6 +48,7 @@ from grpo_core.run.sizes import shape_for
 from grpo_core.text import redact_uri
 from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
+from grpo_core.training.repeating import RepeatedJournal, StopAfter
 
 if TYPE_CHECKING:
     from grpo_core.evaluation.runner import Evaluator
@@ -85,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.closing(Journal(run_dir.journal_file) if is_first() else UnwrittenJournal()) as journal:
             check_run(run_dir)
             try:
+                if (reason := _repeat(run_dir, stop)) is not None:
+                    journal.append("end", journal.last_step, {"status": "stopped", "reason": reason})
+                    return stop.exit_code
                 return _train(run_dir, journal, stop, evaluate=options.evaluate)
             except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
                 return _fail(journal, error, run_dir)
@@ -106,6 +110,25 @@ class UnwrittenJournal(Journal):
 
     def close(self) -> None:
         """Have nothing to close."""
+
+
+def _repeat(run_dir: RunDir, stop: StopRequest) -> str | None:
+    """Run the steps between a fork's checkpoint and its beginning again, in the folder of its parent, unless that is done.
+
+    Returns:
+        Why that was stopped, if it was.
+
+    Raises:
+        TrainingError: a step does not give the parent's figures again.
+    """
+    begun, parent = run_dir.read_origin().forked_from, RunDir(run_dir.parent)
+    if begun is None:
+        return None
+    step = int(begun["step"] or 0)
+    if step not in map(step_of, list_checkpoints(parent.checkpoints)):
+        with contextlib.closing(RepeatedJournal(parent.journal_file) if is_first() else UnwrittenJournal()) as journal:
+            _train(parent, journal, StopAfter(step, journal, stop), evaluate=None)
+    return None if step in map(step_of, list_checkpoints(parent.checkpoints)) else stop.reason() or "stopped"
 
 
 def _train(run_dir: RunDir, journal: Journal, stop: StopRequest, *, evaluate: str | None) -> int:
@@ -199,7 +222,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
             *few_prompts(config, len(session.train_prompts), len(session.eval_prompts)),
         ],
         "steps": config.training.steps,
-        "continued_from": session.run_dir.read_origin().continued_from,
+        "forked_from": session.run_dir.read_origin().forked_from,
         "config": config.model_dump(mode="json"),
         **(_facts_of_several(world, on_gpu=on_gpu) if world.size > 1 else {}),
     }

@@ -32,7 +32,7 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, write_whole
 from grpo_core.parallel import processes_here
 from grpo_core.policy.sources.find import is_made, weights_digest
-from grpo_core.run import continuing
+from grpo_core.run import forking
 from grpo_core.run.child import end_process, finish_child, import_as_at_start, import_folders, process_has_started, run_watched
 from grpo_core.run.fit import announce_memory, slow_dtype_warnings
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, passes_to_change
@@ -161,11 +161,11 @@ def train(
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
-        continue_from: folder of a run, or `FOLDER@40`, from whose checkpoint this one goes on with `overrides` but no `config`.
+        continue_from: folder of a run that is forked at its newest checkpoint, or `FOLDER@40`: at step 40. `config` is not read.
 
     Raises:
         ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.
-        JournalError: the folder holds a run or is not ours, its disk is too small, or no checkpoint is there to continue from.
+        JournalError: the folder holds a run or is not ours, its disk is too small, or the run to fork has no such step.
         TrainingError: the training failed; the message is its cause.
     """
     settings, files = given_settings(rewards, data, model)
@@ -177,8 +177,8 @@ def train(
             source = settings["data.source"].replace("file:", f"file:{folder.given.resolve()}/")
             resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"source": source})})
         warnings = require_start(resolved, origin.import_from, folder.path, is_tracked=False)
-        notes = [*continuing.take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
-        folder.create(resolved, origin)
+        notes = [*forking.take_over(folder, resolved, origin), *(f"warning: {warning}" for warning in warnings)]
+        folder.create(resolved, origin, history=forking.inherited_journal(folder, origin))
     return _run(folder, evaluate, progress, is_new=True, notes=notes)
 
 
@@ -237,9 +237,9 @@ def _configure(
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, folders = Origin(changes=changes_between(RunConfig(), resolved)), import_folders(resolved)
     else:
-        loaded = load(config, changes) if parent is None else continuing.continue_from(str(parent), changes)
+        loaded = load(config, changes) if parent is None else forking.fork_of(str(parent), changes)
         resolved, folders = loaded.config, loaded.import_from or import_folders(loaded.config, None if parent else str(config))
-        origin = Origin(preset=loaded.preset, changes=loaded.changes, continued_from=loaded.continued_from)
+        origin = Origin(preset=loaded.preset, changes=loaded.changes, forked_from=loaded.forked_from)
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     # A run is named after what was changed of its preset, and not after what is its user's in any case.
     named = {key: values for key, values in origin.changes.items() if not key.startswith(tuple(given))}

@@ -26,6 +26,7 @@ from grpo_core.run.reproduction import EXACT, IN_OTHER_PASSES, differences, iden
 from grpo_core.training.batch import completions_table, write_table
 from grpo_core.training.ending import is_every, is_over
 from grpo_core.training.measure import Clock
+from grpo_core.training.repeating import DIFFERS
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
@@ -147,7 +148,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     if found := differences(before, record, repeatability(session.config).unlike, tolerance):
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
-        session.journal.append("alert", step, {"text": text})
+        session.journal.append("alert", step, {"text": text, DIFFERS: shown})
 
 
 def evaluate_held_out(session: Session, step: int) -> float:

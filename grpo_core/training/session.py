@@ -124,11 +124,10 @@ class Session:
         """
         checkpoint = self.world.on_first(self._newest_checkpoint)
         state = FRESH if checkpoint is None else restore(checkpoint, self.trainable)
-        if checkpoint is not None and checkpoint.parent == self.run_dir.parent:
-            state = replace(state, best_step=None, best_accuracy=None)  # the best of the run that it continues is not here
-        records, of_parent = read_records(self.run_dir.journal_file), self.run_dir.parent / self.run_dir.journal_file.name
-        before = supersede(read_records(of_parent)) if of_parent.exists() else []
-        for record in (*before, *supersede(records)):
+        if checkpoint is not None and checkpoint.parent != self.run_dir.checkpoints:
+            state = replace(state, best_step=None, best_accuracy=None)  # the best of the parent is not here
+        records = read_records(self.run_dir.journal_file)
+        for record in supersede(records):
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
@@ -140,8 +139,8 @@ class Session:
 
     def _newest_checkpoint(self) -> Path | None:
         damaged = dict[Path, str]()
-        # The run that this one continues has left its last resort.
-        for checkpoint in reversed([*list_checkpoints(self.run_dir.parent), *list_checkpoints(self.run_dir.checkpoints)]):
+        of_parent = list_checkpoints(RunDir(self.run_dir.parent).checkpoints)[-1:]  # a fork's last resort
+        for checkpoint in reversed([*of_parent, *list_checkpoints(self.run_dir.checkpoints)]):
             try:
                 verify_checkpoint(checkpoint)
             except ModelError as error:
@@ -154,8 +153,8 @@ class Session:
             return checkpoint
         if damaged:
             raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
-        if (continued := self.run_dir.read_origin().continued_from) is not None:
-            raise ModelError(f"{self.run_dir.parent}: the checkpoint of {continued['run']} with which this run began is gone")
+        if self.run_dir.parent.exists():
+            raise ModelError(f"{self.run_dir.parent}: the checkpoint with which this fork began is gone")
         return None
 
 

@@ -5,8 +5,7 @@ repetition is part of the run's report (`tasks/run/reporting.py`).
 """
 
 import contextlib
-import os
-import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from prefect.runtime import flow_run
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.derived import code_in, repeatability, weight_shards
 from grpo_core.config.origin import Resolved
-from grpo_core.data.frozen_images import copy_of_run
 from grpo_core.data.prepare import DataManifest, freeze, load_frozen, split_of_frozen
 from grpo_core.data.splitting import hold_out_all
 from grpo_core.errors import DataError
@@ -28,10 +26,10 @@ from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import flush_all, write_json, write_whole
 from grpo_core.run.child import import_folders, is_own_folder
-from grpo_core.run.continuing import NOT_OF_A_SWEEP, continue_from, folder_and_step, take_over
 from grpo_core.run.fit import require_places
 from grpo_core.run.flow_folder import RUNS_FOLDER, FlowDir
 from grpo_core.run.folder import RunDir, batch_limits, change_passes, computed_by
+from grpo_core.run.forking import NOT_OF_A_SWEEP, copy_records, folder_and_step, fork_of, inherited_journal, take_over
 from grpo_core.run.integrity import check_run, cut, find_intact
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from grpo_core.run.resuming import check_resumable, lock_run, new_run, remove_if_never_started
@@ -40,7 +38,7 @@ from tasks.process.context import is_deployed
 from tasks.process.prefect_outage import was_interrupted
 from tasks.run.inputs import prompts_of
 from tasks.run.progress import say
-from tasks.tracking.fetch import fetch_policy, fetch_records, is_mlflow_run
+from tasks.tracking.fetch import fetch_policy, fetch_records, find_folder, is_mlflow_run
 from tasks.tracking.store import refuse_foreign
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
@@ -57,40 +55,59 @@ Repair = Literal["cut"]
 def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, parent: str | None = None) -> Path:
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
-    With a `parent` the run continues that one, and `config` is not read.
+    With a `parent` the run is a fork of that one, and `config` is not read.
 
     Raises:
         ConfigError: the configuration is refused, runs code that a deployment may not run, or has more processes than there
             are slots or GPUs here.
         SamplerError: its vLLM server cannot be used.
-        JournalError: the folder already holds another run, or the parent has no checkpoint.
+        JournalError: the folder already holds another run, or the parent has no such step.
+        TrackingError: MLflow does not hold the parent.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    if parent is not None:
-        check_root(folder_and_step(parent)[0], "continue_from")
     if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
         return earlier
-    resolved = load_allowed(config, overrides) if parent is None else _continued(parent, overrides)
+    with _records_of(parent) as source:
+        resolved = load_allowed(config, overrides) if source is None else _forked(str(parent), overrides, source)
+        return _begin(resolved, run_path, source, None if parent else config)
+
+
+def _begin(resolved: Resolved, run_path: Path | None, source: RunDir | None, config: str | None) -> Path:
+    """Return the folder of a new run; `source` has the records of the run from which it is forked."""
     require_sampler([resolved.config])
     require_places([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
-    folders = () if is_deployed() else resolved.import_from or import_folders(resolved.config, None if parent else config)
-    origin = Origin(
-        preset=resolved.preset, changes=resolved.changes, import_from=folders, continued_from=resolved.continued_from
-    )
+    folders = () if is_deployed() else resolved.import_from or import_folders(resolved.config, config)
+    origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders, forked_from=resolved.forked_from)
     with new_run(run_path, origin.preset, "run") as run_dir:
-        for note in take_over(run_dir, resolved.config, origin):
+        for note in take_over(run_dir, resolved.config, origin, source):
             say(note)
-        run_dir.create(resolved.config, origin)
+        run_dir.create(resolved.config, origin, history=inherited_journal(run_dir, origin))
         claim(run_dir.path)
     return run_dir.path
 
 
-def _continued(parent: str, overrides: Mapping[str, Any]) -> Resolved:
-    resolved = continue_from(parent, overrides)
+@contextlib.contextmanager
+def _records_of(parent: str | None) -> Iterator[RunDir | None]:
+    """Yield where the records of a run lie: its folder, or what MLflow has of it."""
+    folder = None if parent is None else folder_and_step(parent)[0]
+    if folder is None or not is_mlflow_run(str(folder)):
+        check_root(folder, "run")
+        yield None if folder is None else RunDir(folder)
+    elif (place := find_folder(str(folder))) is not None:
+        yield RunDir(place)
+    else:
+        with tempfile.TemporaryDirectory(prefix="grpo-fork-") as downloads:
+            fetch_records(str(folder), Path(downloads))
+            yield RunDir(Path(downloads))
+
+
+def _forked(parent: str, overrides: Mapping[str, Any], source: RunDir) -> Resolved:
+    kept = ELSEWHERE if is_mlflow_run(str(folder_and_step(parent)[0])) else {}
+    resolved = fork_of(parent, {**kept, **overrides}, source)
     refuse_code([resolved.config])
     if (uri := resolved.config.tracking.uri) is not None and "tracking.uri" not in overrides:
-        refuse_foreign(RunDir(folder_and_step(parent)[0]), "config.json", uri)
+        refuse_foreign(source, "config.json", uri)
     return resolved
 
 
@@ -245,12 +262,7 @@ def _gather(run: str, target: Path) -> None:
         check_run(run_dir)
         policy = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too
         final = None if policy is None else asdict(policy)
-        target.mkdir(parents=True)
-        for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file, run_dir.provenance_file):
-            if os.access(file, os.R_OK):  # the provenance of a colleague's run holds the git diff
-                shutil.copy(file, target)
-        for folder in filter(Path.is_dir, (run_dir.data, run_dir.given)):
-            shutil.copytree(folder, target / folder.name, copy_function=copy_of_run)
+        copy_records(run_dir, RunDir(target))
     if final is not None:
         write_json(target / POLICY_FILE, final)
 

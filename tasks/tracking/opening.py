@@ -65,13 +65,13 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
     Its description says what differs from the preset, how to see more, and how to stop it.
     """
     config, origin = run_dir.read_config(), run_dir.read_origin()
-    begun = origin.continued_from or {}
+    begun = origin.forked_from or {}
     shown = ((key, *("null" if one is None else for_markdown(str(one)) for one in was)) for key, was in origin.changes.items())
     table = [f"| {for_code(key, in_table=True)} | {before} | {now} |" for key, before, now in shown]
     note = [
         f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
         "",
-        *([f"Continues {for_code(str(begun['run']))} after step {begun['step']}.", ""] if begun else []),
+        *([f"Forked from {for_code(str(begun['run']))} at step {begun['step']}.", ""] if begun else []),
         *(["| key | preset | this run |", "|---|---|---|", *table] if table else ["Exactly as the preset says."]),
         "",
         f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_dir.path.resolve()))}')}. "
@@ -90,7 +90,7 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
         tags={
             "preset": origin.preset,
             "seed": str(config.training.seed),
-            **({"continued_from": str(begun["mlflow_run_id"] or begun["run"])} if begun else {}),
+            **({"forked_from": str(begun["mlflow_run_id"] or begun["run"]), "fork_step": str(begun["step"])} if begun else {}),
             **parent,
             **labels,
         },
