@@ -161,7 +161,7 @@ def train(
         run_dir: folder of the run; None = a new one under `runs/`.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after.
         progress: whether a progress bar and the warnings are shown.
-        continue_from: folder of a run that is forked at its newest checkpoint, or `FOLDER@40`: at step 40. `config` is not read.
+        continue_from: folder of a run that is forked at its newest checkpoint, `FOLDER@40`: at step 40; no `config` then.
 
     Raises:
         ConfigError, DataError: the configuration, a function or the rows are refused; nothing was started.

@@ -143,7 +143,7 @@ def test_steps_that_come_out_otherwise_here_are_refused_with_the_first_differenc
 
 
 def test_rules_of_a_fork_judge_its_own_steps(tiny_run: MakeRun, tmp_path: Path) -> None:
-    rule = {"kind": "reward_below", "threshold": 2.0, "action": "stop", "steps": 1}
+    rule = {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-9, "action": "stop", "window": 1}
     parent = tiny_run()
     train(parent)
     fork = begin(f"{parent.path}@4", tmp_path / "fork", {"training.steps": 5, "monitor.rules": [rule]})
@@ -175,11 +175,8 @@ def test_what_cannot_be_forked_is_refused_with_the_way_on(tiny_run: MakeRun) -> 
     ):
         with pytest.raises(ConfigError, match=fault):
             fork_of(own, overrides)
-    for run, fault in (
-        (f"{own}@5", "its last step is 4"),
-        (f"{own}@0", "after step 0"),
-        (str(fresh.path), "it has no step yet"),
-    ):
+    steps = {f"{own}@5": "its last step is 4", f"{own}@0": "after step 0", str(fresh.path): "it has no step yet"}
+    for run, fault in steps.items():
         with pytest.raises(JournalError, match=fault):
             fork_of(run, {"training.steps": 8})
 
