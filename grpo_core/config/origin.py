@@ -155,7 +155,7 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     others = sorted(changed, key=lambda key: key not in SHORT)
     named = (*KNOBS.values(), *others[:NAMED_CHANGES])
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
-    more += [f"forked at {origin.forked_from['step']}"] if origin.forked_from else []
+    more += [f"fork of {Path(str(begun['run'])).name}@{begun['step']}"] if (begun := origin.forked_from) else []
     texts = {key: cut(level_name(key, settings.get(key)), NAMED_CHARACTERS) for key in named}
     return " · ".join([arm_name(texts), *more])
 

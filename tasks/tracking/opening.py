@@ -7,6 +7,7 @@ when somebody saves a view.
 """
 
 import base64
+import contextlib
 import json
 import logging
 import shlex
@@ -80,7 +81,7 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
     labels, parent = config.tracking.labels, {PARENT: config.tracking.parent} if config.tracking.parent else {}
     # Labels by their names: the compare page and parallel coordinates use parameters as they are.
     settings = {key: str(value) for key, value in flatten(config).items() if not key.startswith("tracking.labels")}
-    return open_run(
+    tracked = open_run(
         run_dir,
         known,
         uri,
@@ -97,6 +98,17 @@ def open_training(run_dir: RunDir, known: TrackedRun | None, uri: str) -> Tracke
         params={**labels, **settings},
         view=SavedView(),
     )
+    if begun.get("mlflow_run_id") and tracked != known:
+        _tag_parent(str(begun["mlflow_run_id"]), tracked, f"at step {begun['step']}: {begun['changed']}")
+    return tracked
+
+
+def _tag_parent(run_id: str, fork: TrackedRun, text: str) -> None:
+    """Say at a run that it was forked; it may be in another store, or gone."""
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):
+        make_client(fork.uri).set_tag(run_id, f"fork.{fork.run_id}", text)
 
 
 def open_run(

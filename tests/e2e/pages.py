@@ -53,8 +53,13 @@ RULES = (
     Rule(pattern=r"grpo train .*tracking\.also=.*", not_run="no such tracker here; tests/integration/test_also.py feeds them"),
     Rule(
         pattern=r"grpo train --continue .*",
-        phrase="continues .*/runs/one after step 4",
+        phrase="forked from .*/runs/one at step 4",
         instead={RUN: "runs/one", "training.steps=120": "training.steps=5", "training.steps=100": "training.steps=5"},
+    ),
+    Rule(
+        pattern=r"grpo fork .*",
+        phrase="forked from .*/runs/one at step [34]",
+        instead={RUN: "runs/one", "training.steps=120": "training.steps=5"},
     ),
     Rule(pattern=r"grpo try .*", phrase="initial policy", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo train --resume \S+", phrase=RESUMED, instead={RUN: STOPPED}),
@@ -70,7 +75,7 @@ RULES = (
     Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"grpo init \S+ --model .*", not_run="a model and rows of one's own, as tests/e2e/test_starter.py has"),
     Rule(pattern=r"grpo init \S+", phrase="config.yaml"),
-    Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED}),
+    Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED, "runs/<fork>": STOPPED}),
     Rule(pattern=r"grpo evaluate .*", phrase=r"greedy_accuracy: [01]\.", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo export .*--(best|step).*", not_run="a run of another length; tests/integration/test_export.py"),
     Rule(pattern=r"grpo export .*", phrase="exported: ", instead={RUN: "runs/one"}),
