@@ -334,6 +334,8 @@ class TrainingConfig(Section):
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_STEPS)
     """How many of the newest checkpoints are kept; that of the best policy (`evaluation.every_steps`) is kept as well."""
+    keep_at: tuple[Steps, ...] = Field(default=(), max_length=1000)
+    """Steps after which there is a checkpoint that stays, for forks that begin there."""
     max_skipped_updates: int = Field(default=3, ge=1, le=MOST_STEPS)
     """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
     completions_every: Steps = 1

@@ -98,14 +98,25 @@ def arm_config(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> R
 
 
 def next_run(
-    sweep: SweepConfig, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome], under_way: Collection[Key]
+    sweep: SweepConfig,
+    arms: Mapping[int, Arm],
+    outcomes: Mapping[Key, Outcome],
+    under_way: Collection[Key],
+    parents: Mapping[int, int] = {},
 ) -> Key | None:
     """Return the run to begin next; None where every run of the arms chosen so far has ended or is under way.
 
     A grid goes seed by seed, so that a budget that ends early leaves whole blocks in which every arm has the same seeds; a
-    sampler, which learns from finished arms, goes arm by arm.
+    sampler, which learns from finished arms, goes arm by arm. A run that is forked from that of another arm (`parents`) comes
+    after its end.
     """
-    return next((key for key in runs_in_order(sweep, arms, outcomes) if key not in outcomes and key not in under_way), None)
+    begun = {*outcomes, *under_way}
+    ready = (
+        (arm, seed)
+        for arm, seed in runs_in_order(sweep, arms, outcomes)
+        if (arm, seed) not in begun and (arm not in parents or (parents[arm], seed) in outcomes)
+    )
+    return next(ready, None)
 
 
 def runs_in_order(sweep: SweepConfig, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> list[Key]:

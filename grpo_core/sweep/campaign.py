@@ -31,6 +31,7 @@ from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.report.live import RUNNING, write_live
 from grpo_core.sweep.results import PRUNED, SweepRun, figure_at_end, outcome_of, read_run, run_row, spent_budget
 from grpo_core.sweep.schema import PrunerConfig
+from grpo_core.sweep.sharing import KEEP, Fork, forks, kept_steps, parent_of
 
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
@@ -59,6 +60,8 @@ class Job:
     run_dir: RunDir
     log_file: Path
     processes: int = 1
+    fork: tuple[Path, int] | None = None
+    """The folder of the run from which it is forked, and after which step."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -134,6 +137,8 @@ class Campaign:
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
         self._arms, self._outcomes = study.arms(), dict(outcomes)
+        self._forks: dict[int, Fork] | None = None
+        """Of the arms, once all are chosen."""
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
         self._read: dict[Key, tuple[int, SweepRun]] = {}
@@ -177,8 +182,12 @@ class Campaign:
         if self._is_spent or failed > self._sweep.failed_runs_allowed:
             return None
         while True:
-            key = next_run(self._sweep, self._arms, self._outcomes, self._under_way)
-            if len(self._arms) >= self._stored.plan.num_arms or (key is not None and self._sweep.sampler != "grid"):
+            is_chosen = len(self._arms) >= self._stored.plan.num_arms
+            if is_chosen and self._forks is None:
+                self._forks = forks(self._sweep, self._stored.plan.base, self._arms)
+            parents = {arm: parent for arm, (parent, _) in (self._forks or {}).items()}
+            key = next_run(self._sweep, self._arms, self._outcomes, self._under_way, parents)
+            if is_chosen or (key is not None and self._sweep.sampler != "grid"):
                 return key
             arm = self._study.ask()
             self._arms[arm.number] = arm
@@ -191,15 +200,20 @@ class Campaign:
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
             self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
+        found = self._forks or {}
+        parent = found.get(arm.number)
+        fork = parent_of(self._sweep) if parent is None else (self._dir.run_dir(parent[0], seed).path, parent[1])
+        kept = {KEEP: kept_steps(found, arm.number)} if found else {}
         self._under_way[key] = Job(
             arm=arm.number,
             seed=seed,
             name=arm.run_name(seed),
             base=self._stored.base,
-            overrides={**self._stored.run_overrides(arm, seed), **self._tracking},
+            overrides={**self._stored.run_overrides(arm, seed), **self._tracking, **kept},
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
             processes=config.training.processes,
+            fork=fork,
         )
         self._launcher.start(self._under_way[key])
         self._tries[key] += 1

@@ -21,6 +21,7 @@ from grpo_core.run.fit import runs_at_a_time
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, grid
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
+from grpo_core.sweep.sharing import fork_faults
 
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
@@ -90,6 +91,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         _refuse_first(faults)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_beside(base_file), sweep.overrides)
+    _refuse_first(fork_faults(sweep, base))
     configs = _arm_configs(sweep, base)
     _check_arms(sweep, configs)
     if sweep.runs.where == "local" and "concurrency" not in sweep.runs.model_fields_set:

@@ -31,6 +31,7 @@ from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import MEASURES, first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
+from grpo_core.sweep.sharing import forks, sharing_note
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
 ACCURACY = "eval/heldout/greedy_accuracy"
@@ -108,7 +109,10 @@ def collect(stored: StoredSweep) -> SweepRuns:
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in notes.items())
+    found = forks(sweep, plan.base, stored.dir.read_arms())
+    shared = sharing_note(found, plan.configs[0].training.steps, plan.num_arms, len(sweep.seeds))
+    own = {note: noted for note, noted in notes.items() if not (found and note.startswith("forked from "))}
+    of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in own.items())
     return SweepRuns(
         name=stored.name,
         config=sweep,
@@ -116,7 +120,7 @@ def collect(stored: StoredSweep) -> SweepRuns:
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
         by_prompt=by_prompt,
-        notes=(*plan.notes, *of_journals),
+        notes=(*plan.notes, *shared, *of_journals),
         extensions=stored.extensions,
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),

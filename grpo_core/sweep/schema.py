@@ -156,9 +156,21 @@ class RunsConfig(Section):
     """`local`: processes of this machine. `deployment`: flow runs of a deployment, taken by the workers of its work pool."""
     deployment: Text = "grpo/train"
     """Deployment of the flow `grpo`; the one of the same work pool named `grpo/resume` resumes interrupted runs."""
+    share: bool = False
+    """Whether runs of a grid on this machine that differ in when the reference is synchronised, and so not before the first
+    sync, have their beginning in common: one runs it, and the others are forked from it. No figure changes."""
     concurrency: int = Field(default=1, ge=1, le=4096)
     """Runs at a time. Left out, runs on this machine's GPUs are as many as can have GPUs of their own. Of a
     deployment: runs handed out at a time, of which its work pool's limits take what they take."""
+
+
+class ForkConfig(Section):
+    """The run of which every run of a sweep is a fork."""
+
+    run: Text
+    """Its folder."""
+    at: Steps
+    """The step after which they go on, each with its own values."""
 
 
 class SweepConfig(Section):
@@ -170,7 +182,12 @@ class SweepConfig(Section):
     """The question as a contrast, chosen before the first run: its answer stands first, and 60 % of the chance of a false
     claim are its own; what else the report says is exploratory. null = all of it is."""
     base: Text
-    """Preset or file of which every arm is a variation."""
+    """Preset or file of which every arm is a variation; with `fork`, that run's configuration."""
+    fork: ForkConfig | None = None
+    """A run that all runs are forked from; null = they begin with the first step."""
+    from_step: Mapping[str, Steps] = Field(default={})
+    """{key.path: step} of axes whose values hold after a step only: up to there all runs have the base's value, which must be
+    one of the axis, and the others are forked from that one's run. {} = from the first step on."""
     overrides: PlainValues = Field(default={})
     """Keys of the base that are changed for all arms: {key.path: value}."""
     axes: Mapping[str, Axis] = Field(min_length=1)
@@ -195,6 +212,13 @@ class SweepConfig(Section):
     study: StudyUrl | None = None
     """Optuna storage: null = GRPO_STUDY_URL, else SQLite in the sweep's folder. PostgreSQL: `postgresql+psycopg://...`; one
     with a password is refused and belongs into GRPO_STUDY_URL."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _base_of_fork(cls, values: Any) -> Any:
+        fork = values.get("fork") if isinstance(values, dict) else None
+        run = fork.get("run") if isinstance(fork, dict) else None
+        return {"base": f"{run}/config.json", **values} if run else values
 
     @field_validator("seeds")
     @classmethod

@@ -84,7 +84,8 @@ def conclude(session: Session, result: StepResult) -> TrainingState:
         accuracy = evaluate_held_out(session, state.step)
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
-    if is_every(config.training.checkpoint_every, state.step) or state.best_step == state.step:
+    is_kept = state.step in config.training.keep_at or state.best_step == state.step
+    if is_kept or is_every(config.training.checkpoint_every, state.step):
         session.begin_checkpoint(state)
     return state
 

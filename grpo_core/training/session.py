@@ -17,7 +17,7 @@ from grpo_core.policy.checkpoint import Trainable, restore, set_aside, verify_ch
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, step_of, stored_initial
+from grpo_core.policy.saved import JournalMark, TrainingState, checkpoint_name, list_checkpoints, step_of, stored_initial
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.cleaning import used_checkpoints
@@ -177,6 +177,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     evaluator = Evaluator(policy=policy, verifier=pick_verifier(rewards, config), config=config, verdicts=verdicts)
+    kept = {(run_dir.checkpoints / checkpoint_name(step)).resolve(): run_dir.path for step in config.training.keep_at}
     probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
     return Session(
         config=config,
@@ -195,7 +196,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,
-            in_use=lambda: used_checkpoints(run_dir),
+            in_use=lambda: used_checkpoints(run_dir) | kept,
             writes=world.is_first,
         ),
         evaluator=evaluator,

@@ -101,10 +101,11 @@ class LocalLauncher:
         server = self._lend_server(job, chosen and {**chosen, VISIBLE_VARIABLE: gpus[0]})
         variables = self._environment(self._lifeline[0]) | chosen | (server.lent() if server else {})
         run_dir, changes = str(job.run_dir.path), (f"{key}={json.dumps(value)}" for key, value in job.overrides.items())
-        arguments = ["--resume", run_dir] if job.was_begun else [str(job.base), *changes, "--run-dir", run_dir]
+        begun = ["train", str(job.base)] if job.fork is None else ["fork", str(job.fork[0]), "--at", str(job.fork[1])]
+        command = ["train", "--resume", run_dir] if job.was_begun else [*begun, *changes, "--run-dir", run_dir]
         with append_private(job.log_file) as log:
             log_start = log.tell()
-            process = self._started([COMMAND, "train", *arguments], log.fileno(), variables)
+            process = self._started([COMMAND, *command], log.fileno(), variables)
         self._children.append(_Child(job=job, process=process, gpus=gpus, log_start=log_start, server=server))
 
     def _started(self, command: Sequence[str], log: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
