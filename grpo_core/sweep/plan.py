@@ -23,9 +23,8 @@ from grpo_core.sweep.display import first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
 from grpo_core.sweep.sharing import fork_faults
 
-TPE_STARTUP = 10
-"""Trials that Optuna's TPE draws at random before it learns."""
-SHOWN_ARMS = 40
+TPE_STARTUP, SHOWN_ARMS = 10, 40
+"""Trials that Optuna's TPE draws at random before it learns; settings that a description lists."""
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
 NO_SWEEP = "this is a run's file, which `grpo train` takes; a sweep's has `base` (such a file) and `axes`"
@@ -166,9 +165,6 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         yield f"  ... and {len(plan.configs) - SHOWN_ARMS} more"
     yield from (f"warning: {note}" for note in plan.notes)
     yield f"{len(plan.notes)} warning(s); the sweep is valid"
-
-
-# What makes no sense: keys by themselves, what the arms say together, and what no run will measure
 
 
 def _refuse_first(faults: Mapping[str, bool]) -> None:

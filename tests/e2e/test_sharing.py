@@ -1,0 +1,65 @@
+"""Sweeps whose runs share their beginnings, or are forks of one run: the figures of one that shares nothing."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import apply_overrides
+from grpo_core.run.journal import is_inherited, read_journal
+from grpo_core.run.reproduction import compare_journals
+from grpo_core.sweep.folder import SweepDir
+
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+STEPS, SYNC, OBJECTIVE = 16, "reference.sync_steps", {"objective": {"metric": "reward/mean"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Path:
+    folder = tmp_path_factory.mktemp("sharing")
+    base = {"data.eval_fraction": 0.0, "tracking.log_policy": False, "training.steps": STEPS, SYNC: None}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, base)))
+    return folder
+
+
+def sweep(grpo: Any, folder: Path, name: str, keys: Mapping[str, Any]) -> SweepDir:
+    """Run a sweep of one seed, one run at a time."""
+    file, where = folder / f"{name}.yaml", folder / "runs" / name
+    file.write_text(yaml.safe_dump({**({} if "fork" in keys else {"base": "tiny.yaml"}), "seeds": [0], **OBJECTIVE, **keys}))
+    done = grpo("sweep", str(file), "--sweep-dir", str(where), cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return SweepDir(where)
+
+
+def test_a_sweep_that_shares_its_beginnings_has_the_figures_of_one_that_does_not(grpo: Any, folder: Path) -> None:
+    axes = {SYNC: [None, 12, 8]}
+    whole = sweep(grpo, folder, "whole", {"axes": axes})
+    shared = sweep(grpo, folder, "shared", {"axes": axes, "runs": {"share": True}})
+    again = 0
+    for arm in range(3):
+        one, other = (read_journal(of.run_dir(arm, 0).journal_file) for of in (whole, shared))
+        compared = compare_journals(one, other)
+        assert compared.steps == STEPS
+        assert compared.is_identical, compared.differences[:3]
+        again += sum(record.kind == "step" and is_inherited(record) for record in other)
+    assert again == 11 + 7
+    assert "2 of 3 runs were forked" in shared.page.read_text()
+    assert "18 of 48 steps (38%) were not run again" in shared.page.read_text()
+
+
+def test_a_key_that_changes_at_a_step_and_a_sweep_of_forks_come_to_the_same(grpo: Any, folder: Path) -> None:
+    beta = {"loss.beta": [0.04, 0.5]}
+    late = sweep(grpo, folder, "late", {"axes": beta, "from_step": {"loss.beta": 6}})
+    control = late.run_dir(0, 0)
+    forks = sweep(grpo, folder, "forks", {"axes": beta, "fork": {"run": str(control.path), "at": 6}})
+    for arm in range(2):
+        one, other = (read_journal(of.run_dir(arm, 0).journal_file) for of in (late, forks))
+        assert compare_journals(one, other).is_identical
+    steps = [
+        [record for record in read_journal(late.run_dir(arm, 0).journal_file) if record.kind == "step"] for arm in range(2)
+    ]
+    figures = [[one.metrics["loss/total"] for one in records if one.kind == "step"] for records in histories]
+    assert figures[0][:6] == figures[1][:6]
+    assert figures[0][6:] != figures[1][6:]
