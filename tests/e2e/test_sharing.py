@@ -57,9 +57,7 @@ def test_a_key_that_changes_at_a_step_and_a_sweep_of_forks_come_to_the_same(grpo
     for arm in range(2):
         one, other = (read_journal(of.run_dir(arm, 0).journal_file) for of in (late, forks))
         assert compare_journals(one, other).is_identical
-    steps = [
-        [record for record in read_journal(late.run_dir(arm, 0).journal_file) if record.kind == "step"] for arm in range(2)
-    ]
+    histories = [read_journal(late.run_dir(arm, 0).journal_file) for arm in range(2)]
     figures = [[one.metrics["loss/total"] for one in records if one.kind == "step"] for records in histories]
     assert figures[0][:6] == figures[1][:6]
     assert figures[0][6:] != figures[1][6:]
