@@ -65,6 +65,7 @@ RULES = (
     Rule(pattern=r"grpo train --resume \S+", phrase=RESUMED, instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="page +runs/damaged/index.html", instead={RUN: DAMAGED}),
     Rule(pattern=r"grpo train --resume \S+ training\..*", phrase=RESUMED, instead={RUN: STOPPED}),
+    Rule(pattern=r"grpo train shapes_tiny_cpu", not_run="a training of minutes"),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid", instead={"path/to/train.jsonl": "train.jsonl"}),
