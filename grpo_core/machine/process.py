@@ -101,7 +101,7 @@ def ended_at_once() -> Iterator[None]:
 
 
 def wait(process: subprocess.Popen[bytes], output: int, seconds: float, mark: bytes, then: float) -> float:
-    """Wait for a process to end, for `seconds`; once `mark` is in its output, a file, for `then` more; return the last bound."""
+    """Wait for a process for `seconds`, or `then` from when `mark` is in its output, a file; return which bound counted."""
     begun, is_marked = time.monotonic(), False
     while process.poll() is None and time.monotonic() < begun + seconds:
         with contextlib.suppress(subprocess.TimeoutExpired):
