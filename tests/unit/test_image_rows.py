@@ -404,7 +404,7 @@ def test_an_image_in_a_column_of_another_name_is_not_trained_on_blindly(made: Ma
 
     source = tmp_path / "photos.parquet"
     pandas.DataFrame([{**ASKED, "photo": FILES["0.png"]}]).to_parquet(source)
-    with pytest.raises(DataError, match="row 0: column 'photo' holds an image; set data.image_column=photo"):
+    with pytest.raises(DataError, match=r"row 0: column 'photo' holds an image; set data.image_column=photo"):
         split_of(models("llava"), source)
 
 

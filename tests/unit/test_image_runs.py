@@ -96,7 +96,7 @@ def test_paths_in_rows_from_python_are_read_from_the_working_folder(tmp_path: Pa
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.png").write_bytes(png(0))
     rows = [{"prompt": "which?", "answer": "a", "images": ["sub/a.png", "/etc/passwd", "gone.png", "nginx"]}]
-    settings, files = given_settings(data=rows)
+    _, files = given_settings(data=rows)
     assert Path(files.pop("sub/a.png")).read_bytes() == png(0)
     (text,) = files.values()
     assert json.loads(str(text)) == rows[0]
