@@ -25,9 +25,10 @@ def from_conversations(row: dict[str, Any], index: int, config: DataConfig) -> d
         return row
     turns = row[COLUMN]
     is_pair = isinstance(turns, list) and len(turns) == 2 and all(isinstance(turn, dict) for turn in turns)
-    if not is_pair or [turn.get("from") for turn in turns] != ["human", "gpt"] or not isinstance(turns[0].get("value"), str):
+    is_pair = is_pair and isinstance(turns[0].get("value"), str) and turns[1].get("value") is not None
+    if not is_pair or [turn.get("from") for turn in turns] != ["human", "gpt"]:
         raise DataError(f"column {COLUMN!r}, row {index}: expected one turn of human, then one of gpt, got {shown(turns)}")
-    question, answer = turns[0]["value"].replace("<image>", ""), str(turns[1].get("value"))
+    question, answer = turns[0]["value"].replace("<image>", ""), str(turns[1]["value"])
     bare = answer.replace("<answer>", "").replace("</answer>", "").strip()
     others = {name: value for name, value in row.items() if name != COLUMN}
     return {**others, config.prompt_column: question, config.answer_column or "answer": f"<answer> {bare} </answer>"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from grpo_core.errors import DataError, cause
-from grpo_core.machine.images import Decoded, ImageFolder, ImageSizes, PromptImages
+from grpo_core.machine.images import Decoded, ImageFolder, ImageSizes, PromptImages, Size
 from grpo_core.types import Conversation, Prompt, text_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def input_sizes(processor: Any, tensors: Mapping[str, "Tensor"], images: Sequenc
     """Return the width and height with which a model gets each image of a prompt.
 
     Of Qwen's models, the grid of patches times their side; of a model that gets one image for one, that image's size. A model
-    that gets tiles of an image has no one size for it: the size before that counts.
+    that gets tiles or a part of an image, or a margin around it, has no one size for it: the size before that counts.
 
     Args:
         processor: of transformers.
@@ -121,8 +121,17 @@ def input_sizes(processor: Any, tensors: Mapping[str, "Tensor"], images: Sequenc
         return [(int(width) * own.patch_size, int(height) * own.patch_size) for _, height, width in grid.tolist()]
     pixels = tensors.get("pixel_values")
     if pixels is not None and pixels.ndim == 4 and len(pixels) == len(images) and not hasattr(own, "crop_to_patches"):
-        return [(pixels.shape[3], pixels.shape[2])] * len(images)
+        size = (pixels.shape[3], pixels.shape[2])
+        return [size if _is_whole(own, image.size, size) else image.size for image in images]
     return [image.size for image in images]
+
+
+def _is_whole(own: Any, before: Size, size: Size) -> bool:
+    """Return whether an image processor that may cut a part out of an image, or put a margin around it, does not."""
+    if not (getattr(own, "do_center_crop", False) or getattr(own, "do_pad", False)):
+        return True
+    edge = own.size.get("shortest_edge") or min(size)
+    return max(before) * edge // min(before) == max(size)
 
 
 def seen_images(folder: ImageFolder, prompts: Sequence[Prompt], sizes: Mapping[str, ImageSizes]) -> PromptImages | None:

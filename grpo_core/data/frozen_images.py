@@ -1,7 +1,7 @@
 """Images of frozen prompts: `images/<sha256>` beside them, and `images.jsonl` with the sizes of each.
 
 The files of a run are the same bytes on the disk as those of the cache folder and of other runs with the same image, where the
-file system can do that. Whoever loads frozen prompts compares every file with its name, and the pixels of the first image with
+file system can do that. Whoever loads frozen prompts compares every file with its name, and the pixels of one image with
 those that were seen when the prompts were frozen: another Pillow, or another library that resizes, would train another run.
 """
 
@@ -44,7 +44,7 @@ def freeze_images(images: PromptImages, processor: Mapping[str, Any], folder: Pa
         "num_images": len(images.sizes),
         "num_resized": sum(sizes.is_resized for sizes in images.sizes.values()),
         "processor": dict(processor),
-        "pixels_sha256": pixels_digest(kept.open(next(iter(images.sizes))).image),
+        "pixels_sha256": pixels_digest(kept.open(_sample(images)).image),
     }
 
 
@@ -55,6 +55,11 @@ def copy_of_run(source: str, target: str) -> None:
         OSError: it cannot be read, or the target cannot be written.
     """
     (link_or_copy if Path(source).parent.name == FOLDER else shutil.copy2)(source, target)
+
+
+def _sample(images: PromptImages) -> str:
+    """Return the first image that is resized, which versions of Pillow do in several ways; the first one where none is."""
+    return next((digest for digest, sizes in images.sizes.items() if sizes.is_resized), next(iter(images.sizes)))
 
 
 def pixels_digest(image: Image.Image) -> str:
@@ -91,10 +96,10 @@ def check_images(images: PromptImages, processor: Mapping[str, Any], pixels_sha2
             f"{images.folder.path}: its images were prepared with {processor['backend']}, and transformers would resize them "
             f"with {now['backend']} here, to other pixels; {_other(now['backend'])}, or begin a new run"
         )
-    first = next(iter(images.sizes))
-    if (found := pixels_digest(images.folder.open(first).image)) != pixels_sha256:
+    sample = _sample(images)
+    if (found := pixels_digest(images.folder.open(sample).image)) != pixels_sha256:
         raise DataError(
-            f"{images.folder.path / first}: its pixels have SHA-256 {found[:12]} with Pillow {now['pillow']}, and had "
+            f"{images.folder.path / sample}: its pixels have SHA-256 {found[:12]} with Pillow {now['pillow']}, and had "
             f"{pixels_sha256[:12]} with Pillow {processor['pillow']} when the prompts were frozen; install that one, or begin "
             "a new run"
         )

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from grpo_core import types
 from grpo_core.config import RunConfig
-from grpo_core.data.encoding import ImageEncoder
+from grpo_core.data.encoding import ImageEncoder, image_libraries
 from grpo_core.data.endings import end_tokens_of
 from grpo_core.data.frozen_images import check_images, freeze_images, read_images
 from grpo_core.data.prompts import build_prompts
@@ -31,7 +31,7 @@ from grpo_core.machine.disk import STORED, Count, build, durable_folder, read_js
 from grpo_core.machine.images import PromptImages
 from grpo_core.policy import processor as image_processor
 from grpo_core.policy.processor import load_processor
-from grpo_core.policy.sources import find
+from grpo_core.policy.sources import find, shapes
 from grpo_core.policy.sources.find import load_tokenizer, resolve_model
 from grpo_core.types import Prompt
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MANIFEST_FILE = "manifest.json"
 PROMPT = TypeAdapter(Prompt)
 TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-OTHERS = (types, find, image_files, image_processor)
+OTHERS = (types, find, image_files, image_processor, shapes)
 CODE = (*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(module.__file__)) for module in OTHERS))
 """What reads, renders and represents prompts."""
 PACKAGES = ("pillow", "pyarrow", "reasoning-gym", "tokenizers", "transformers")
@@ -66,7 +66,7 @@ class DataManifest:
     processor: dict[str, str | int] | None = None
     """What makes tensors of an image: its class, the library that resizes, the version of Pillow, `data.max_image_pixels`."""
     pixels_sha256: str | None = None
-    """Of the first image, as Pillow has read and resized it."""
+    """Of the first image that is resized, else of the first, as Pillow has made it."""
 
     @property
     def digest(self) -> str:
@@ -125,7 +125,9 @@ def prepare(config: RunConfig, folder: Path, read: Callable[[RunConfig], PromptS
         DataError, ModelError: as `read`, or as `load_frozen`.
     """
     if not (folder / MANIFEST_FILE).exists():
-        return freeze(read(config), config.data.source, folder)
+        manifest = freeze(read(config), config.data.source, folder)
+        kept_images(config.data).clean()
+        return manifest
     load_frozen(folder)
     return read_manifest(folder)
 
@@ -226,8 +228,8 @@ def _read(path: Path, sha256: str) -> tuple[Prompt, ...]:
 def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
     """Return a digest of everything that decides the prompts of `config`, None where that is not known before they are read.
 
-    It covers the keys that matter, the content of a `file:` source and of the images that it names, the tokenizer's files, this
-    package's code and the versions of the packages that read and render. What a hub data set holds is known only to the hub.
+    It covers the keys that matter, the content of a `file:` source, the images of rows, the tokenizer's files, this package's
+    code and the versions of the packages that read and render. What a hub data set holds is known only to the hub.
 
     Raises:
         DataError: there can be no file of the name that `data.source` gives.
@@ -243,15 +245,15 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
             "source": files_digest([file_of(name)]) if kind == "file" else None,
             "tokenizer": tokenizer_digest(tokenizer_folder),
             "code": files_digest(list(CODE)),
-            "images": _images_of(config, tokenizer_folder) if kind == "file" else None,
+            "images": _images_of(config, tokenizer_folder) if kind in ("file", "shapes") else None,
             "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
         }
     )
 
 
 def _images_of(config: RunConfig, folder: Path) -> list[Any] | None:
-    """Return the digests of the images of each row, where the model in a folder reads them."""
-    return all_digests(read_rows(config.data, with_images=True)) if reads_images(folder) else None
+    """Return what resizes images, and their digests row by row, where the model in a folder reads them; they are then kept."""
+    return [image_libraries(), *all_digests(read_rows(config.data, with_images=True))] if reads_images(folder) else None
 
 
 def tokenizer_digest(folder: Path) -> str:

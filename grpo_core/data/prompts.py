@@ -99,7 +99,7 @@ def tokenized(
             encoder.refuse_words(content, index, config.prompt_column)
         text = prompt_text(content, index, tokenizer)
         # Too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out.
-        if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
+        if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN or len(digests) > max_prompt_tokens:
             yield None
             continue
         if encoder is not None and digests:

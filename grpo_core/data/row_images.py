@@ -54,6 +54,9 @@ class RowReader:
         row = from_conversations(row, index, self.config)
         column = image_column(row, self.config)
         if column is None:
+            for name, value in row.items():
+                if isinstance(value.get("bytes") if isinstance(value, dict) else value, bytes | Image.Image):
+                    raise DataError(f"row {index}: column {name!r} holds an image; set data.image_column={name}, or remove it")
             return dict(jsonable(row))
         digests = RowImages(self._add(content) for content in self._contents(row[column], index, column))
         return {**jsonable({name: value for name, value in row.items() if name != column}), column: digests}
@@ -102,7 +105,8 @@ def read_below(root: Path, name: str, *, takes_absolute: bool = False) -> bytes:
         raise DataError(f"{what} is a URL; download the image, and give its path")
     if not name or "\0" in name:
         raise DataError(f"{what} is no path")
-    outside = f"{what} lies outside of {root}, the folder of the data; put the images there"
+    way_on = "put the images there (rows from Python: below the working folder), or give rows from Python with images of Pillow"
+    outside = f"{what} lies outside of {root}, the folder of the data; {way_on}"
     if (os.path.isabs(name) and not takes_absolute) or ".." in Path(name).parts:  # noqa: PTH117
         raise DataError(outside)
     try:
@@ -120,7 +124,7 @@ def read_below(root: Path, name: str, *, takes_absolute: bool = False) -> bytes:
     except IsADirectoryError:
         raise DataError(f"{what} is a folder") from None
     except FileNotFoundError:
-        raise DataError(f"{what}: no such file below {root}") from None
+        raise DataError(f"{what}: no such file below {root}; {way_on}") from None
     except (OSError, RuntimeError) as error:  # a name of more than 255 bytes, a loop of links, no right to read
         raise DataError(f"{what}: cannot be read ({cause(error)})") from error
 

@@ -217,7 +217,8 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # another disk
-        shutil.copy2(source, target)
+        with durable(Path(target)) as partial:
+            shutil.copy2(source, partial)
 
 
 def free_bytes(path: Path) -> float:

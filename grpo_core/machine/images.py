@@ -7,7 +7,10 @@ a viewer shows it (EXIF's rotation applied), on white, in RGB, with at most `dat
 import hashlib
 import io
 import math
+import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
@@ -22,6 +25,8 @@ DEEP = ("I", "F")
 """First letters of Pillow's modes whose values are not of 8 bits: what they would be in RGB is anybody's guess."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow reads by itself. Others would run a program (EPS) or decode what nobody trains on."""
+UNUSED_SECONDS = 7 * 24 * 3600.0
+"""Age of what is removed from the cache folder."""
 Size = tuple[int, int]
 """Width and height in pixels."""
 
@@ -47,46 +52,51 @@ def decode(content: bytes, max_pixels: int) -> Decoded:
     """
     if not content:
         raise DataError("it is empty")
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            if (frames := getattr(opened, "n_frames", 1)) > 1:
-                raise DataError(f"it has {frames} frames; an image of one is needed")
-            if opened.mode.startswith(DEEP):
-                raise DataError(f"its pixels are {opened.mode} in Pillow's names, more than 8 bits a channel; write it with 8")
-            opened.load()
-            upright = ImageOps.exif_transpose(opened)
-            image, size = _on_white(upright), upright.size
-    except DataError:
-        raise
-    except UnidentifiedImageError:  # its text holds an address in memory
-        raise DataError(f"it is no image in one of the formats {few_names(FORMATS, len(FORMATS))}") from None
-    except Exception as error:  # Pillow's readers raise whatever a damaged file leads to
-        raise DataError(f"it cannot be read as an image ({type(error).__name__}: {cause(error)})") from error
+    with _readable(), Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+        _refuse_other_kinds(opened)
+        ImageOps.exif_transpose(opened, in_place=True)  # a copy may take half a gigabyte
+        image, size = _on_white(opened), opened.size
     if size[0] * size[1] > max_pixels:
         scale = math.sqrt(max_pixels / (size[0] * size[1]))
         image = image.resize((max(1, int(size[0] * scale)), max(1, int(size[1] * scale))), Image.Resampling.BICUBIC)
     return Decoded(image=image, size=size)
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except UnidentifiedImageError:  # its text holds an address in memory
+        raise DataError(f"it is no image in one of the formats {few_names(FORMATS, len(FORMATS))}") from None
+    except Exception as error:  # Pillow's readers raise whatever a damaged file leads to
+        raise DataError(f"it cannot be read as an image ({type(error).__name__}: {cause(error)})") from error
+
+
+def _refuse_other_kinds(image: Image.Image) -> None:
+    if (frames := getattr(image, "n_frames", 1)) > 1:
+        raise DataError(f"it has {frames} frames; an image of one is needed")
+    if image.mode.startswith(DEEP):
+        raise DataError(f"its pixels are {image.mode} in Pillow's names, more than 8 bits a channel; convert it to RGB")
+
+
 def _on_white(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     layer = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 
 def as_png(image: Image.Image) -> bytes:
-    """Return an image that is no file yet as one, upright.
+    """Return an image that is no file yet as one, upright and on white.
 
     Raises:
-        DataError: it has more than 8 bits a channel.
+        DataError: it cannot be read, or has several frames or more than 8 bits a channel.
     """
-    if image.mode.startswith(DEEP):
-        raise DataError(f"its pixels are {image.mode} in Pillow's names, more than 8 bits a channel; convert it to RGB")
-    upright = ImageOps.exif_transpose(image)
-    upright = upright if upright.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else upright.convert("RGB")
-    with io.BytesIO() as file:
-        upright.save(file, "PNG")
+    with _readable(), io.BytesIO() as file:
+        _refuse_other_kinds(image)
+        _on_white(ImageOps.exif_transpose(image)).save(file, "PNG")
         return file.getvalue()
 
 
@@ -106,13 +116,22 @@ class ImageFolder:
         digest = hashlib.sha256(content).hexdigest()
         file = self.path / digest
         if file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
+            with suppress(PermissionError):  # of another user
+                os.utime(file)
             return digest
         durable_folder(self.path)
-        partial = file.with_name(f".{digest}.{get_ident()}{PARTIAL}")
+        partial = file.with_name(f".{digest}.{os.getpid()}.{get_ident()}{PARTIAL}")
         with whole_or_gone("an image", partial):  # not flushed, as each of thousands: whoever reads it compares its digest
             partial.write_bytes(content)
             partial.replace(file)
         return digest
+
+    def clean(self) -> None:
+        """Remove what nobody has added for a week, and what killed processes have left; runs have names of their own for it."""
+        with suppress(OSError):
+            for file in self.path.iterdir():
+                if file.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                    file.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
         """Return a file.

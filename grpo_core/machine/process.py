@@ -7,8 +7,10 @@ import gc
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -96,6 +98,17 @@ def ended_at_once() -> Iterator[None]:
         os.close(ours)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def wait(process: subprocess.Popen[bytes], output: int, seconds: float, mark: bytes, then: float) -> float:
+    """Wait for a process for `seconds`, or `then` from when `mark` is in its output, a file; return which bound counted."""
+    begun, is_marked = time.monotonic(), False
+    while process.poll() is None and time.monotonic() < begun + seconds:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        if not is_marked and mark in os.pread(output, 2**20, 0):
+            begun, seconds, is_marked = time.monotonic(), then, True
+    return seconds
 
 
 def end_with_parent(parent: int) -> None:

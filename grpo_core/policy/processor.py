@@ -80,8 +80,8 @@ def load_processor(folder: Path, trust_remote_code: bool = False) -> TextAndImag
             return None
         kind = PROCESSOR_MAPPING[type(config)]
         kind = Idefics3Processor if kind.__name__ == AS_IDEFICS else kind
-        processor = without_video(kind).from_pretrained(folder, trust_remote_code=trust_remote_code)
-    return TextAndImages(processor=processor, placeholder=str(processor.image_token), placeholder_id=int(config.image_token_id))
+        own = without_video(kind).from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return TextAndImages(processor=own, placeholder=str(own.image_token), placeholder_id=int(config.image_token_id))
 
 
 def without_video(kind: type[Any]) -> type[Any]:

@@ -29,7 +29,7 @@ from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, few_name
 from grpo_core.generation.vllm.opening import require_sampler
 from grpo_core.machine.disk import read_json, write_json
 from grpo_core.machine.gpus import gpu_memory
-from grpo_core.machine.process import LIFELINE_VARIABLE
+from grpo_core.machine.process import LIFELINE_VARIABLE, wait
 from grpo_core.policy.lora.facts import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -71,8 +71,8 @@ from grpo_core.text import kept_uri
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
 MODULE = "grpo_core.run.rehearsal"
-REWARD_SECONDS, HUB_SECONDS, MODEL_SECONDS = 30.0, 90.0, 120.0
-"""How long the looks may take: for each reward function, more where rows come from a hub; at a model."""
+REWARD_SECONDS, LOOK_SECONDS = 30.0, 120.0
+"""How long may be taken: by each reward function; by a look at a model, or at the rows before the first function is called."""
 ANSWER_SECONDS = 5.0
 PORTS = {"http": 80, "https": 443}
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -219,9 +219,8 @@ def check_start(
         require_model(source)
         if config.data.chat_template and lacks_chat_template(source):
             raise ModelError(f"data.chat_template: on, but the tokenizer of {source} has no chat template; set it to false")
-    seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
     with ThreadPoolExecutor() as beside:
-        of_data = beside.submit(_look, "data", config, folders, seconds)
+        of_data = beside.submit(_look, "data", config, folders)
         outlined = None if of_model else beside.submit(_outline, config, of_model)
         own = [] if config.training.device != "cuda" or gpu_memory() is not None else [NO_GPU]
         own += _server_faults(config) if is_tracked else ()
@@ -294,7 +293,7 @@ def _outline(config: RunConfig, faults: list[str]) -> Outline | None:
     kept = cache_folder() / "outlines" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
     if kept.exists():
         return Outline.of(read_json(kept))
-    found = _look("model", config, (), MODEL_SECONDS)
+    found = _look("model", config, ())
     faults += found["faults"]
     if found["faults"] or not found["outline"]:
         return None
@@ -304,21 +303,24 @@ def _outline(config: RunConfig, faults: list[str]) -> Outline | None:
     return Outline.of(found["outline"][0])
 
 
-def _look(part: str, config: RunConfig, folders: Sequence[str], seconds: float) -> dict[str, list[Any]]:
+def _look(part: str, config: RunConfig, folders: Sequence[str]) -> dict[str, list[Any]]:
     """Return what `rehearsal.py` finds: faults, warnings, notes, outline; whatever it has started is killed at the end.
 
     Args:
         part: of the run that is looked at, `model` or `data`.
         config: of the run.
         folders: from which reward functions are imported, beside what is installed.
-        seconds: that it may take; what it was doing when it died or hung is a fault.
+
+    What it was doing when it died or hung is a fault.
     """
     program = interpreter(config.training.python)
-    facts = json.dumps({"config": config.model_dump(mode="json"), "folders": list(folders)})
-    with held_lifeline() as lifeline, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    facts, file = json.dumps({"config": config.model_dump(mode="json"), "folders": list(folders)}), tempfile.TemporaryFile
+    with held_lifeline() as lifeline, file() as given, file() as output, file() as errors:
+        given.write(facts.encode())
+        given.seek(0)
         process = subprocess.Popen(
             [program, "-m", MODULE, part],
-            stdin=subprocess.PIPE,
+            stdin=given,
             stdout=output,
             stderr=errors,
             env={**os.environ, "PYTHONPATH": python_path(), LIFELINE_VARIABLE: str(lifeline)},
@@ -326,8 +328,7 @@ def _look(part: str, config: RunConfig, folders: Sequence[str], seconds: float) 
             start_new_session=True,
         )
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(facts.encode(), seconds)
+            seconds = wait(process, output.fileno(), LOOK_SECONDS, b'["doing", "rewards.', REWARD_SECONDS * len(config.rewards))
             code = process.returncode
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -41,7 +41,7 @@ from grpo_core.types import Prompt
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
 ROWS_WITH_IMAGES = 100
-"""How many of them are tokenized where the model reads images, each of which has to be opened and resized."""
+"""How many where the model reads images, each of which has to be kept, opened and resized."""
 MADE = 20
 """How many rows that a program makes, each when it is asked for."""
 CALLED_WITH = 8
@@ -77,12 +77,11 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
     yield "doing", f"data.source {config.data.source}"
     kind, _, name = config.data.source.partition(":")
     is_whole = kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
-    most = MADE if config.data.source.startswith(MADE_KINDS) else max(ROWS, config.rollout.num_prompts_per_step)
-    rows = read_rows(config.data, None if is_whole else most)
-    most = MADE if kind == "reasoning_gym" else max(ROWS, config.rollout.num_prompts_per_step)
     folder = model_here(config.model.source)
     with_images = folder is not None and reads_images(folder)
     is_whole = is_whole and not with_images
+    most = max(ROWS_WITH_IMAGES if with_images else ROWS, config.rollout.num_prompts_per_step)
+    most = MADE if config.data.source.startswith(MADE_KINDS) else most
     rows = read_rows(config.data, None if is_whole else most, with_images=with_images)
     if folder is None and image_column(rows[0], config.data) is not None:  # whether the model reads them is not known yet
         with contextlib.suppress(DataError):

@@ -23,13 +23,13 @@ from typing import Any
 
 from PIL.Image import Image
 
+from grpo_core.config import DataConfig
 from grpo_core.data.frozen_images import FOLDER
 from grpo_core.data.prepare import json_digest
-from grpo_core.data.row_images import COLUMNS, undecoded
+from grpo_core.data.row_images import COLUMNS, kept_images, read_below, undecoded
 from grpo_core.errors import ConfigError, DataError, shown
 from grpo_core.machine.disk import jsonable
-from grpo_core.machine.images import ImageFolder, as_png
-from grpo_core.policy.sources.cache import cache_folder
+from grpo_core.machine.images import as_png
 
 FUTURE_FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")
 FUTURE = "from __future__ import annotations\n\n"
@@ -91,30 +91,40 @@ def _frozen_rows(data: Any, files: dict[str, str | Path]) -> dict[str, Any]:
 def _without_images(row: Any, index: int, files: dict[str, str | Path]) -> Any:
     """Return a row with paths in place of its images, whose files are added to `files`; anything but a row as it is.
 
-    An image is one of Pillow's, or what `datasets` keeps of one, {"bytes", "path"}; in `image` and `images` also bytes.
-
     Raises:
-        DataError: an image has more than 8 bits a channel.
+        DataError: an image cannot be read, has more than 8 bits a channel, or cannot be kept.
     """
-    kept = ImageFolder(cache_folder() / FOLDER, 1)
+    kept = kept_images(DataConfig())
 
     def stored(value: Any, column: str) -> Any:
         if isinstance(value, list | tuple):
             return [stored(one, column) for one in value]
-        is_struct = isinstance(value, Mapping) and set(value) == {"bytes", "path"} and any(value.values())
-        content = value
-        if is_struct:
-            content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-        if not isinstance(content, Image) and not (isinstance(content, bytes) and (is_struct or column in COLUMNS)):
+        if (content := _image_in(value, is_image=column in COLUMNS)) is None:
             return value
         try:
             digest = kept.add(content if isinstance(content, bytes) else as_png(content))
-        except DataError as error:
+        except (DataError, OSError) as error:
             raise DataError(f"data: column {column!r}, row {index}: {error}") from error
-        files[f"{FOLDER}/{digest}"] = kept.path / digest
-        return f"{FOLDER}/{digest}"
+        name = value if isinstance(value, str) else f"{FOLDER}/{digest}"
+        files[name] = kept.path / digest
+        return name
 
     return {name: stored(value, str(name)) for name, value in row.items()} if isinstance(row, Mapping) else row
+
+
+def _image_in(value: Any, *, is_image: bool) -> Image | bytes | None:
+    """Return the image that a value of a row is; None where it is none, as a model of text may have columns of any kind.
+
+    It is one of Pillow's, or what `datasets` keeps of one, {"bytes", "path"}; in a column of images also bytes, and the path of
+    a file below the working folder.
+    """
+    if is_struct := isinstance(value, Mapping) and set(value) == {"bytes", "path"}:
+        value = value["bytes"] or value["path"]
+    if isinstance(value, str) and (is_image or is_struct):
+        with contextlib.suppress(DataError):
+            place = (Path("/"), str(Path(value).absolute())) if is_struct else (Path.cwd(), value)
+            return read_below(*place, takes_absolute=is_struct)
+    return value if isinstance(value, Image) or (isinstance(value, bytes) and (is_image or is_struct)) else None
 
 
 def _name_function(function: Any, files: dict[str, str | Path]) -> str:

@@ -262,6 +262,7 @@ def test_words_that_stand_for_an_image_are_refused_without_a_template(refusal: C
         [{"from": "gpt", "value": "x"}, {"from": "human", "value": "x"}],
         [{"from": "human", "value": "x"}, {"from": "gpt", "value": "x"}, {"from": "human", "value": "y"}],
         [{"from": "human", "value": 7}, {"from": "gpt", "value": "x"}],
+        [{"from": "human", "value": "x"}, {"from": "gpt", "value": None}],
         ["x", "y"],
     ],
     ids=repr,

@@ -228,7 +228,8 @@ def test_the_manifest_tells_of_images(frozen: Path, tmp_path: Path) -> None:
     assert manifest.processor is not None
     assert {"class", "backend", "pillow", "max_image_pixels"} == set(manifest.processor)
     assert manifest.images_sha256 == hashlib.sha256((frozen / "images.jsonl").read_bytes()).hexdigest()
-    first = json.loads((frozen / "images.jsonl").read_text().splitlines()[0])["sha256"]
+    lines = map(json.loads, (frozen / "images.jsonl").read_text().splitlines())
+    first = next(line["sha256"] for line in lines if line["is_resized"])
     image = decode((frozen / "images" / first).read_bytes(), 2000).image
     assert manifest.pixels_sha256 == hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
     kept = (tmp_path / "cache" / "images" / first).stat()
@@ -259,19 +260,13 @@ def test_a_changed_list_of_images_is_refused(frozen: Path) -> None:
 
 
 def test_another_pillow_is_refused_with_the_digest(frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = json.loads((frozen / "images.jsonl").read_text().splitlines()[0])["sha256"]
-    resized, seen = Image.Image.convert, []
-
-    def other(self: Image.Image, *arguments: Any, **options: Any) -> Image.Image:
-        found = resized(self, *arguments, **options)
-        found.putpixel((0, 0), (1, 2, 3))
-        seen.append(found)
-        return found
-
-    monkeypatch.setattr(Image.Image, "convert", other)
-    with pytest.raises(DataError, match=rf"{first}: its pixels have SHA-256 \w+ with Pillow"):
+    lines = map(json.loads, (frozen / "images.jsonl").read_text().splitlines())
+    resized = next(line["sha256"] for line in lines if line["is_resized"])
+    right = Image.Image.resize
+    load_frozen(frozen)
+    monkeypatch.setattr(Image.Image, "resize", lambda self, size, _: right(self, size, Image.Resampling.BILINEAR))
+    with pytest.raises(DataError, match=rf"{resized}: its pixels have SHA-256 \w+ with Pillow"):
         load_frozen(frozen)
-    assert seen
 
 
 def test_another_library_that_resizes_is_refused(frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +346,13 @@ def scored(made: Made, tmp_path: Path) -> Callable[..., list[float]]:
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [("llava", (32032, 32032)), ("qwen2_5_vl", (84056, 28056)), ("qwen3_vl", (96064, 32064)), ("internvl", (96056, 30064))],
+    [
+        ("llava", (96056, 30064)),
+        ("gemma3", (32032, 32032)),
+        ("qwen2_5_vl", (84056, 28056)),
+        ("qwen3_vl", (96064, 32064)),
+        ("internvl", (96056, 30064)),
+    ],
 )
 def test_a_reward_function_gets_images_and_both_sizes(scored: Any, kind: str, sizes: tuple[int, int]) -> None:
     assert scored("a_reward", kind) == [0, 0, sizes[0], sizes[0], sizes[1], sizes[1]]
@@ -359,6 +360,52 @@ def test_a_reward_function_gets_images_and_both_sizes(scored: Any, kind: str, si
 
 def test_a_reward_function_that_does_not_name_them_gets_none(scored: Any) -> None:
     assert scored("no_images", "llava") == [1.0] * 6
+
+
+def test_a_cropped_image_has_no_size_of_input_unless_all_of_it_is_seen() -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    from grpo_core.data.encoding import input_sizes
+
+    images = [Image.new("RGB", size) for size in ((40, 40), (64, 48), (33, 32))]
+    tensors = {"pixel_values": torch.zeros(3, 3, 32, 32)}
+    for edge, wanted in ((32, [(32, 32), (64, 48), (33, 32)]), (36, [(40, 40), (64, 48), (33, 32)])):
+        own = SimpleNamespace(do_center_crop=True, size={"shortest_edge": edge})
+        assert input_sizes(SimpleNamespace(image_processor=own), tensors, images) == wanted
+
+
+def test_the_cache_forgets_what_nobody_used_for_a_week(frozen: Path, tmp_path: Path) -> None:
+    import os
+    import time
+
+    from grpo_core.machine.images import ImageFolder
+
+    cache, week = ImageFolder(tmp_path / "cache" / "images", 10**6), 7 * 24 * 3600
+    (cache.path / ".left.1.2.partial").write_bytes(b"x")
+    for file in cache.path.iterdir():
+        os.utime(file, (0, time.time() - week - 60))
+    cache.add(FILES["0.png"])
+    cache.clean()
+    assert [file.name for file in cache.path.iterdir()] == [DIGESTS[0]]
+    load_frozen(frozen)  # has names of its own
+
+
+def test_the_identity_of_made_pictures_brings_them_back(models: Callable[[str], Path], tmp_path: Path) -> None:
+    config = config_of(models("llava"), tmp_path / "none.jsonl")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"source": "shapes:box", "size": 3})})
+    data_identity(config, models("llava"))
+    assert len(list((tmp_path / "cache" / "images").iterdir())) == 3
+
+
+def test_an_image_in_a_column_of_another_name_is_not_trained_on_blindly(made: Made, tmp_path: Path, models: Any) -> None:
+    import pandas
+
+    source = tmp_path / "photos.parquet"
+    pandas.DataFrame([{**ASKED, "photo": FILES["0.png"]}]).to_parquet(source)
+    with pytest.raises(DataError, match=r"row 0: column 'photo' holds an image; set data.image_column=photo"):
+        split_of(models("llava"), source)
 
 
 def test_rotated_files_are_measured_upright(made: Made, tmp_path: Path, models: Any) -> None:

@@ -91,6 +91,19 @@ def test_rows_with_images_are_given_from_python(
     assert [[found.open(digest).size for digest in prompt.images] for prompt in split.train] == sizes
 
 
+def test_paths_in_rows_from_python_are_read_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.png").write_bytes(png(0))
+    rows = [{"prompt": "which?", "answer": "a", "images": ["sub/a.png", "/etc/passwd", "gone.png", "nginx"]}]
+    _, files = given_settings(data=rows)
+    assert Path(files.pop("sub/a.png")).read_bytes() == png(0)
+    (text,) = files.values()
+    assert json.loads(str(text)) == rows[0]
+    missing = [{"prompt": "which?", "answer": "a", "photo": {"bytes": None, "path": "gone.png"}}]
+    assert len(given_settings(data=missing)[1]) == 1
+
+
 def test_rows_of_text_are_given_from_python_as_before() -> None:
     rows = [{"prompt": "1 + 1 =", "answer": "2", "raw": b"x", "facts": {"bytes": None, "path": None}}]
     settings, files = given_settings(data=rows)

@@ -121,6 +121,39 @@ def test_a_file_is_kept_once_by_its_digest_and_a_damaged_one_is_replaced(tmp_pat
         folder.open(digest)
 
 
+def test_an_image_of_pillow_is_refused_as_its_file_is() -> None:
+    import io
+
+    with io.BytesIO() as file:
+        Image.new("RGB", (8, 8)).save(file, "GIF", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
+        two = file.getvalue()
+    with pytest.raises(DataError, match="it has 2 frames"):
+        as_png(_opened(two))
+    with pytest.raises(DataError, match="it cannot be read as an image"):
+        as_png(_opened(png(1)[:800]))
+
+
+def test_a_copy_to_another_disk_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    from grpo_core.machine.disk import link_or_copy
+
+    (tmp_path / "source").write_bytes(b"whole")
+
+    def killed(_source: Any, target: Any) -> None:
+        Path(target).write_bytes(b"wh")
+        raise KeyboardInterrupt
+
+    def other_disk(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", other_disk)
+    monkeypatch.setattr(shutil, "copy2", killed)
+    with pytest.raises(KeyboardInterrupt):
+        link_or_copy(tmp_path / "source", tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
 def test_images_of_a_prompt_are_opened_when_they_are_asked_for(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, 10**6)
     digests = [folder.add(png(number)) for number in range(3)]
