@@ -150,7 +150,7 @@ def train(
         return
     given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
     begun = _begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
-    (_train_plainly if plain else _train)(begun, given, run_dir, continued)
+    (_train_plainly if plain else start)(begun, given, run_dir, continued)
 
 
 def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
@@ -169,7 +169,8 @@ def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, pa
         raise typer.Exit(3)
 
 
-def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
+def start(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
+    """Begin a run and show what came of it; with a `parent` a fork of that one, and `config` is not read."""
     from grpo_core.run.forking import folder_and_step, fork_of
     from grpo_core.run.preflight import require_start
 
@@ -185,34 +186,10 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None, parent: st
             from flows.train import grpo, grpo_fork
 
             if parent is None:
-                _show(grpo(config=config, overrides=values, run_dir=str(folder)))
+                show_result(grpo(config=config, overrides=values, run_dir=str(folder)))
                 return
             of, step = folder_and_step(parent)
-            _show(grpo_fork(run=str(of), at=int(step) if step else None, overrides=values, run_dir=str(folder)))
-
-
-def fork(
-    run: Annotated[str, typer.Argument(help="A run, or an MLflow run id.", parser=named_folder, metavar="RUN")],
-    overrides: Overrides = None,
-    at: Annotated[
-        int | None, typer.Option(help="The step after which it goes on; that of the newest checkpoint if left out.", min=1)
-    ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the fork; a new one under runs/ if left out.")] = None,
-) -> None:
-    """Go on from a step of a run with other settings: the same up to there, the same random numbers afterwards."""
-    refuse_credentials("RUN", run)
-    from tasks.tracking.fetch import is_mlflow_run
-
-    values = parse_overrides(overrides or [])
-    if is_mlflow_run(run):
-        with working_in_new(run_dir, "fork", "run") as folder:
-            use_stack()
-            from flows.train import grpo_fork
-
-            _show(grpo_fork(run=run, at=at, overrides=values, run_dir=str(folder)))
-        return
-    parent = run if at is None else f"{run}@{at}"
-    _train(parent, values, run_dir, parent)
+            show_result(grpo_fork(run=str(of), at=int(step) if step else None, overrides=values, run_dir=str(folder)))
 
 
 def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
@@ -260,7 +237,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
         with gc_paused():
             from flows.train import resume
 
-        _show(resume(run_dir=str(run_dir), repair=repair, **changed))
+        show_result(resume(run_dir=str(run_dir), repair=repair, **changed))
 
 
 def join(
@@ -297,7 +274,7 @@ def evaluate(
 
         summary = grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(folder))
     if not as_json:
-        _show(summary)
+        show_result(summary)
         return
     from grpo_core.evaluation.results import read_estimates
 
@@ -326,10 +303,10 @@ def reproduce(
         use_stack()
         from flows.train import grpo_reproduce
 
-        _show(grpo_reproduce(run=run, overrides=values, run_dir=str(folder)))
+        show_result(grpo_reproduce(run=run, overrides=values, run_dir=str(folder)))
 
 
-def _show(summary: "RunSummary") -> None:
+def show_result(summary: "RunSummary") -> None:
     """Print what came of a run and where to look at it: of an embedded server, which is gone, how its database is shown."""
     echo()
     server = "" if prefect_is_embedded() else os.environ.get("PREFECT_API_URL", "").removesuffix("/api")

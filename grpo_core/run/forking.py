@@ -22,7 +22,7 @@ from grpo_core.errors import ConfigError, JournalError, raised_as, shown
 from grpo_core.evaluation.results import facts_file, table_file
 from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, read_json, sha256_of
 from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, read_state, step_of
-from grpo_core.run.folder import RunDir, add_alert, batch_limits, monitor_alerts
+from grpo_core.run.folder import BatchLimits, RunDir, add_alert, batch_limits, monitor_alerts
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import INHERITED, Record, encode
 from grpo_core.run.provenance import config_here
@@ -52,30 +52,21 @@ def fork_of(run: str, overrides: Mapping[str, Any], parent: RunDir | None = None
     parent = parent or RunDir(folder)
     own, origin, checked = config_here(parent), parent.read_origin(), check_run(parent)
     done = max((record.step for record in checked.history if record.kind == "step"), default=0)
-    found = _checkpoints(parent)
+    found, limits = _checkpoints(parent), batch_limits(parent)
     step = int(asked) if asked else max(found, default=0)
     _refuse_step(run, step, done, origin, own)
     begun = max((of for of in found if of <= step), default=0)
-    limits = batch_limits(parent)
     if begun < step and not (promise := repeatability(limits.applied(own), limits.computed_by)).is_exact:
         there = ", ".join(map(str, sorted(found))) or "none"
         raise JournalError(f"run {run}: repeats {promise.what}; give a step with a checkpoint: {there}")
-    before = limits.applied(own).model_dump(mode="json")
-    config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
-    if kept := [key for key in changes_between(own, config) if f"{key}.".startswith(KEPT)]:
-        raise ConfigError(
-            f"{kept[0]}: a fork keeps the model and the prompts of its parent; `grpo train CONFIG "
-            f"{'model.source' if own.model.lora is None else 'model.lora.init_from'}="
-            f"{parent.checkpoints / checkpoint_name(begun) / 'policy'} ...` begins anew with its weights"
-        )
+    config = _configured(own, limits, overrides, parent.checkpoints / checkpoint_name(begun) / "policy")
     if config.training.steps <= step:
         raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
     most, tokens = config.training.max_tokens, read_state(found[step]).generated_tokens if step in found else 0
     if most is not None and tokens >= most:
         raise ConfigError(f"training.max_tokens: {most}, and {tokens} were generated in {run}; give more")
-    changed = changes_between(own, config)
+    changed, is_folder = changes_between(own, config), parent.path == folder
     changes = {key: (origin.changes.get(key, was)[0], was[1]) for key, was in changed.items()}
-    is_folder = parent.path == folder
     return Resolved(
         preset=origin.preset,
         changes={**origin.changes, **changes},
@@ -90,6 +81,19 @@ def fork_of(run: str, overrides: Mapping[str, Any], parent: RunDir | None = None
         },
         config=config,
     )
+
+
+def _configured(own: RunConfig, limits: BatchLimits, overrides: Mapping[str, Any], policy: Path) -> RunConfig:
+    """Return the configuration of a fork of a run with the configuration `own`."""
+    before = limits.applied(own).model_dump(mode="json")
+    config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
+    if kept := [key for key in changes_between(own, config) if f"{key}.".startswith(KEPT)]:
+        source = "model.source" if own.model.lora is None else "model.lora.init_from"
+        raise ConfigError(
+            f"{kept[0]}: a fork keeps the model and the prompts of its parent; `grpo train CONFIG {source}={policy} ...` "
+            "begins anew with its weights"
+        )
+    return config
 
 
 def _checkpoints(run_dir: RunDir) -> dict[int, Path]:
