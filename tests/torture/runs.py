@@ -71,13 +71,13 @@ def torture(plan: Plan, variant: Variant, witness: RunDir, folder: Path, deadlin
         OutOfTimeError: the deadline came first.
     """
     rng = random.Random(plan.seed)
-    run_dir = _copy_unbegun(witness, folder)
+    run_dir = variant.prepare(folder) if variant.begins_after else _copy_unbegun(witness, folder)
     outcome = Outcome(plan=plan, mu=variant.mu)
     wishes = list(plan.wishes)
     while True:
         outcome.lives += 1
         before = look_at(run_dir)
-        aim = choose(rng, wishes.pop(0), variant, before.newest) if wishes else None
+        aim = choose(rng, wishes.pop(0), variant, max(before.newest, variant.begins_after)) if wishes else None
         life = _one_life(run_dir, aim, deadline, fault)
         if not life.was_killed:
             break

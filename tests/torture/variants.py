@@ -1,12 +1,15 @@
 """The trainings that are killed: eight steps of the tiny model, with everything that a resume could lose."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig, apply_overrides, validate_config
+from grpo_core.config import Origin, RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.run.folder import RunDir
+from grpo_core.run.forking import fork_of, inherited_journal, take_over
 
 STEPS = 8
 
@@ -85,7 +88,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "optimizer.schedule": "cosine",
         "evaluation.every_steps": 3,
     },
+    "fork": {
+        "training.checkpoint_every": 2,
+        "reference.sync_steps": 3,
+        "probe.every_steps": 2,
+        "evaluation.every_steps": 3,
+    },
 }
+FORKED_AFTER = {"fork": 2}
+"""The newest checkpoint before the step at which a variant is forked, the next one, which is run again first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +147,39 @@ class Variant:
         """Return the first of them after `step`, the last step where there is none."""
         return next((saved for saved in self.checkpoints if saved > step), self.steps)
 
+    @property
+    def begins_after(self) -> int:
+        """The step after which its training begins, what is run again before a fork included."""
+        return FORKED_AFTER.get(self.name, 0)
+
     def prepare(self, folder: Path) -> RunDir:
         """Make a RUN_DIR with frozen prompts that has not begun."""
         run_dir = RunDir(folder)
+        if self.begins_after:
+            fork(self._parent(folder.parent / f"parent-{self.name}"), self.begins_after + 1, run_dir)
+            return run_dir
         run_dir.create(self.config)
         prepare(self.config, run_dir.data)
         return run_dir
+
+    def _parent(self, folder: Path) -> RunDir:
+        """Return the whole run from which it is forked, trained where that is not done; its reference moves otherwise."""
+        run_dir = RunDir(folder)
+        if not run_dir.config_file.exists():
+            run_dir.create(self.config)
+            prepare(self.config, run_dir.data)
+            command = [sys.executable, "-m", "grpo_core.training", str(folder)]
+            subprocess.run(command, check=True, capture_output=True, timeout=600)
+        return run_dir
+
+
+def fork(parent: RunDir, step: int, run_dir: RunDir) -> None:
+    """Lay out the folder of a fork, from whose step on the reference is an average."""
+    resolved = fork_of(f"{parent.path}@{step}", {"reference.mixup_alpha": 0.5, "training.keep_checkpoints": 3})
+    origin = Origin(preset=resolved.preset, changes=resolved.changes, forked_from=resolved.forked_from)
+    run_dir.mark("run")
+    take_over(run_dir, resolved.config, origin)
+    run_dir.create(resolved.config, origin, history=inherited_journal(run_dir, origin))
 
 
 def build_variant(name: str, model: Path) -> Variant:
