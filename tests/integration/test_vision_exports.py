@@ -19,6 +19,7 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.machine.images import ImageFolder
 from grpo_core.policy.loading import open_policy
 from grpo_core.policy.saved import list_checkpoints
+from grpo_core.rewards.base import completion_text
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.provenance import config_here
 from tests.conftest import build_values
@@ -33,9 +34,9 @@ ROWS = [
 ADAPTED = {"model.lora": {"rank": 2}, "optimizer.lr": 0.2}
 
 
-def counted(completions: list[str], **columns: Any) -> list[float]:
+def counted(completions: list[Any], **columns: Any) -> list[float]:
     """A reward in which any two completions hardly ever agree."""
-    return [float(sum(map(ord, text)) % 97) for text in completions]
+    return [float(sum(map(ord, completion_text(one))) % 97) for one in completions]
 
 
 @pytest.fixture(scope="module")
