@@ -3,9 +3,11 @@
 import base64
 import copy
 import io
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ from PIL import Image, ImageChops
 from grpo_core.errors import SamplerError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
-from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.client import Request, VllmClient
+from grpo_core.generation.vllm.colocated import ColocatedVllm
 from grpo_core.generation.vllm.opening import open_vllm_sampler
-from grpo_core.generation.vllm.pictured import require_ids
+from grpo_core.generation.vllm.pictured import Pictured, require_ids
 from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.types import ModelInput
 from tests.support.vision_models import picture, question
 from tests.support.vllm_pictured import PicturedServer, serving
 from tests.unit.test_vision_models import SEEN, TEXTS, Opened, digests, folder, opened_kind, processor_of
@@ -125,3 +129,35 @@ def test_an_environment_that_cannot_read_images_is_refused_with_the_reason(
         opened = opened_kind(folder, digests, kind)
         with pytest.raises(SamplerError, match=why):
             open_vllm_sampler(config, opened.policy, tmp_path, opened.prompts, tmp_path)
+
+
+class Inside:
+    """What a vLLM in this process is asked with, and answers: one token for each prompt."""
+
+    asked: list[dict[str, Any]]
+
+    def get_tokenizer(self) -> Any:
+        return lambda text, add_special_tokens: {"input_ids": [len(text), int(add_special_tokens)]}
+
+    def generate(self, rows: list[dict[str, Any]], params: list[Any], **_: Any) -> list[Any]:
+        self.asked = rows
+        output = SimpleNamespace(token_ids=[1], logprobs=[{1: SimpleNamespace(logprob=-0.5)}], finish_reason="stop")
+        places = [None, {4: SimpleNamespace(logprob=-1.0)}]
+        return [SimpleNamespace(prompt_token_ids=[3, 4], prompt_logprobs=places, outputs=[output]) for _ in rows]
+
+
+def test_in_the_process_it_is_asked_with_tokens_that_hold_one_for_each_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=lambda **given: given))
+    engine = ColocatedVllm.__new__(ColocatedVllm)
+    engine._llm = inside = Inside()
+    seen = Pictured(text="<image>?", placeholder="<image>", images=(picture(0),), add_special_tokens=False)
+    prompt = ModelInput((3, 4), ("digest",))
+    requests = [Request(prompt=prompt, seed=1, pictured=seen), Request(prompt=ModelInput((3, 4)), seed=2)]
+    assert [one.logps for one in engine.complete(requests, SETTINGS, [1])] == [(-0.5,), (-0.5,)]
+    assert inside.asked == [
+        {"prompt_token_ids": [8, 0], "multi_modal_data": {"image": [*seen.images]}},
+        {"prompt_token_ids": [3, 4]},
+    ]
+    assert engine.pictured_logps(prompt, seen) == [-1.0]
+    with pytest.raises(SamplerError, match="number 1, 4 instead of 5"):
+        engine.pictured_logps(ModelInput((3, 5), ("digest",)), seen)
