@@ -370,13 +370,14 @@ def try_prompt(
     run: Annotated[Path, typer.Argument(help="A run with a checkpoint.", parser=run_path, metavar="RUN")],
     prompt: Annotated[str, typer.Argument(help="As a row of its data would hold it; its template is added.")],
     samples: Annotated[int, typer.Option(min=1, help="Answers that are sampled beside the greedy one.")] = 3,
+    image: Annotated[Path | None, typer.Option(help="The prompt's image, a file; without it, the prompt has none.")] = None,
 ) -> None:
     """Ask the newest checkpoint and the initial policy the same prompt, with the same random numbers."""
     os.environ["TQDM_DISABLE"] = "1"  # read when transformers is imported
     with gc_paused():
         from grpo_core.evaluation.one_prompt import answers
 
-    for found in answers(RunDir(run), prompt, samples):
+    for found in answers(RunDir(run), prompt, samples, image):
         echo(found.policy)
         for label, text in (("greedy", found.greedy), *(("sampled", text) for text in found.sampled)):
             echo(f"  {label:9}{visible(text)}")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_core.errors import DataError, ModelError, SamplerError
-from grpo_core.generation.vllm.opening import open_vllm_sampler
+from grpo_core.errors import DataError, ModelError
 from grpo_core.parallel.world import joined
 from grpo_core.policy import model_images
 from grpo_core.policy.loading import check_folder, open_policy
@@ -175,12 +174,6 @@ def test_an_image_that_its_prompt_was_not_made_with_is_refused(folder, digests):
         prompts = tuple(replace(one, images=images) if one.images else one for one in opened.prompts)
         with pytest.raises(DataError, match=fault):
             opened.policy.logps(replace(completions, prompts=prompts))
-
-
-def test_vllm_is_not_asked_to_complete_what_it_would_not_see(folder, digests, tmp_path, tiny_config):
-    opened = opened_kind(folder, digests, "llava")
-    with pytest.raises(SamplerError, match="vllm does not read images"):
-        open_vllm_sampler(tiny_config(), opened.policy, tmp_path, opened.prompts, tmp_path)
 
 
 def test_what_is_kept_is_bounded(monkeypatch):

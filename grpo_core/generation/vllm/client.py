@@ -17,6 +17,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.config.limits import SERVER_VARIABLE, is_on_this_machine
 from grpo_core.errors import SamplerError, ServerGoneError, cause, raised_as, shown
+from grpo_core.generation.vllm.pictured import Pictured, require_ids
 from grpo_core.types import ModelInput
 
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
@@ -31,6 +32,8 @@ KEY_VARIABLE = "GRPO_VLLM_KEY"
 CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
 COMPLETION_SECONDS = 600.0
 """For one completion, which waits for others: the server computes many at a time."""
+MEASURED = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+"""What is asked for where a prompt's own tokens are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Request:
     prompt: ModelInput
     seed: int
     """Decides the tokens in float32, whatever else is computed at the same time."""
+    pictured: Pictured | None = None
+    """Of a prompt with images, which cannot be asked for by its tokens."""
 
     def wanted(self, settings: "SamplingSettings", end_tokens: Sequence[int]) -> dict[str, Any]:
         """Return it in vLLM's words."""
@@ -140,6 +145,10 @@ class VllmClient:
     def _complete(self, request: Request, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
         ids_alone = {"return_token_ids": True, "skip_special_tokens": False}
         wanted = {"model": self._model, "prompt": list(request.prompt.token_ids), **request.wanted(settings, end_tokens)}
+        if request.pictured is not None:
+            (choice,) = self._chat(request.prompt, request.pictured, {**wanted, **ids_alone, "logprobs": True})["choices"]
+            logps = [one["logprob"] for one in choice["logprobs"]["content"]]
+            return checked_completion(choice["token_ids"], logps, choice["finish_reason"])
         choice = self._ask("POST", "/v1/completions", {**wanted, **ids_alone}, COMPLETION_SECONDS)["choices"][0]
         return checked_completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
 
@@ -147,12 +156,22 @@ class VllmClient:
         """Return log p(token | those before it) of every token but the first of each prompt, at temperature 1."""
 
         def of_prompt(tokens: Sequence[int]) -> list[float]:
-            wanted = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-            found = self._ask("POST", "/v1/completions", wanted)["choices"][0]["prompt_logprobs"][1:]
-            return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], found, strict=True)]
+            wanted = {"model": self._model, "prompt": list(tokens), **MEASURED}
+            return _logps(self._ask("POST", "/v1/completions", wanted)["choices"][0]["prompt_logprobs"], tokens)
 
         with ThreadPoolExecutor(self._connections) as pool:
             return [logp for logps in pool.map(of_prompt, prompts) for logp in logps]
+
+    def pictured_logps(self, prompt: ModelInput, pictured: Pictured) -> list[float]:
+        """Return the same of a prompt with images."""
+        return _logps(self._chat(prompt, pictured, MEASURED)["prompt_logprobs"], prompt.token_ids)
+
+    def _chat(self, prompt: ModelInput, pictured: Pictured, wanted: Mapping[str, Any]) -> Any:
+        """Ask by text and images, as the route for tokens leaves images out; the server's tokens must be the prompt's."""
+        body = {**{name: value for name, value in wanted.items() if name != "prompt"}, **pictured.as_chat()}
+        answer = self._ask("POST", "/v1/chat/completions", {**body, "model": self._model}, COMPLETION_SECONDS)
+        require_ids(answer["prompt_token_ids"], prompt.token_ids)
+        return answer
 
     def weight_version(self) -> str:
         """Return the label of the weights that were last loaded; `default` since the start."""
@@ -187,6 +206,10 @@ class VllmClient:
             kind = ServerGoneError if response.is_server_error else SamplerError
             raise kind(f"{self.url}{path}: refused with {response.status_code}: {shown(response.text, 300)}")
         return response.json() if response.content else None
+
+
+def _logps(places: Sequence[Any], tokens: Sequence[int]) -> list[float]:
+    return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], places[1:], strict=True)]
 
 
 def connect(config: RunConfig) -> VllmClient:

@@ -17,8 +17,10 @@ import torch
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.errors import SamplerError
-from grpo_core.generation.vllm.client import INPUT_CACHES, Completion, Request, checked_completion
+from grpo_core.generation.vllm.client import INPUT_CACHES, MEASURED, Completion, Request, checked_completion
 from grpo_core.generation.vllm.launch import GIB, HEAD_IN_FLOAT32, process_variables
+from grpo_core.generation.vllm.pictured import Pictured, require_ids
+from grpo_core.types import ModelInput
 
 if TYPE_CHECKING:
     from grpo_core.generation.sampler import SamplingSettings
@@ -91,11 +93,9 @@ class ColocatedVllm:
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """See `VllmClient.prompt_logps`."""
-        answers = self._generate(prompts, [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(prompts))
+        answers = self._generate(prompts, [MEASURED] * len(prompts), [None] * len(prompts))
         return [
-            float(place[token].logprob)
-            for prompt, answer in zip(prompts, answers, strict=True)
-            for token, place in zip(prompt[1:], answer.prompt_logprobs[1:], strict=True)
+            logp for prompt, answer in zip(prompts, answers, strict=True) for logp in _logps(answer.prompt_logprobs, prompt)
         ]
 
     def complete(
@@ -103,16 +103,39 @@ class ColocatedVllm:
     ) -> list[Completion]:
         """See `VllmClient.complete`."""
         wanted = [request.wanted(settings, end_tokens) for request in requests]
-        answers = self._generate([request.prompt.token_ids for request in requests], wanted)
+        answers = self._generate([request.prompt.token_ids for request in requests], wanted, [one.pictured for one in requests])
         return [_completion(answer.outputs[0]) for answer in answers]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], wanted: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+    def pictured_logps(self, prompt: ModelInput, pictured: Pictured) -> list[float]:
+        """See `VllmClient.pictured_logps`."""
+        (answer,) = self._generate([prompt.token_ids], [MEASURED], [pictured])
+        return _logps(answer.prompt_logprobs, prompt.token_ids)
+
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], wanted: Sequence[Mapping[str, Any]], pictured: Sequence[Pictured | None]
+    ) -> Sequence[Any]:
         from vllm import SamplingParams
 
-        rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        rows = [
+            {"prompt_token_ids": list(tokens) if seen is None else self._unexpanded(seen)}
+            | ({} if seen is None else {"multi_modal_data": {"image": list(seen.images)}})
+            for tokens, seen in zip(prompts, pictured, strict=True)
+        ]
         params = [SamplingParams(detokenize=False, **params) for params in wanted]
         answers: Sequence[Any] = self._llm.generate(rows, params, use_tqdm=False)
+        for tokens, seen, answer in zip(prompts, pictured, answers, strict=True):
+            if seen is not None:
+                require_ids(answer.prompt_token_ids, tokens)
         return answers
+
+    def _unexpanded(self, seen: Pictured) -> list[int]:
+        """Return the tokens of a text in which one stands for each image: vLLM puts those of its features in their places."""
+        tokens: list[int] = self._llm.get_tokenizer()(seen.text, add_special_tokens=seen.add_special_tokens)["input_ids"]
+        return tokens
+
+
+def _logps(places: Sequence[Any], tokens: Sequence[int]) -> list[float]:
+    return [float(place[token].logprob) for token, place in zip(tokens[1:], places[1:], strict=True)]
 
 
 def _completion(output: Any) -> Completion:

@@ -56,7 +56,8 @@ def command(settings: ServerSettings, port: int, *, host: str = "127.0.0.1") -> 
         "--hf-overrides": json.dumps(HEAD_IN_FLOAT32),
         "--weight-transfer-config": '{"backend": "grpo_file"}',
     }
-    flags = ("--enforce-eager", "--no-enable-chunked-prefill")
+    # A prompt with images comes as text, with a template that leaves it as it is.
+    flags = ("--enforce-eager", "--no-enable-chunked-prefill", "--trust-request-chat-template")
     program = (settings.python, "-m", "vllm.entrypoints.openai.api_server")
     return list(map(str, (*program, *itertools.chain(*options.items()), *flags)))
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -257,23 +258,33 @@ def open_vllm_sampler(
         folder: the run's, for the server's log.
 
     Raises:
-        SamplerError: a server is to be started and no environment with vLLM is found; or the model reads images, which vLLM's
-            completions of token ids would leave out without a word.
+        SamplerError: a server is to be started and no environment with vLLM is found; or the model reads images, and that
+            environment cannot.
     """
     from grpo_core.generation.vllm.colocated import ColocatedVllm
+    from grpo_core.generation.vllm.pictured import require_vision
     from grpo_core.generation.vllm.sampler import VllmSampler
 
+    settings, probe = config.rollout.vllm, [prompt.token_ids for prompt in prompts if not prompt.images]
     if policy.images is not None:
-        raise SamplerError("rollout.engine: vllm does not read images here; set rollout.engine=embedded")
-    settings, probe = config.rollout.vllm, [prompt.token_ids for prompt in prompts]
+        require_vision("rollout.engine: vllm", _interpreter(config), policy)
+    seen = [prompt for prompt in prompts if prompt.images]
+    sampler = partial(VllmSampler, pictured=seen, add_special_tokens=not config.data.chat_template, folder=folder)
     if settings.mode == "colocate":
-        return VllmSampler(lambda: ColocatedVllm(config, model), policy, probe, folder=folder)
+        return sampler(lambda: ColocatedVllm(config, model), policy, probe)
     if not starts_server(config):
-        return VllmSampler(lambda: connect(config), policy, probe, folder=folder)
+        return sampler(lambda: connect(config), policy, probe)
     if LENT_VARIABLE in os.environ:
-        return VllmSampler(lambda: _opened(lent_client(settings.in_flight), config), policy, probe, folder=folder)
+        return sampler(lambda: _opened(lent_client(settings.in_flight), config), policy, probe)
     server = VllmServer(server_settings(config, model, folder / "vllm.log"), settings.in_flight)
-    return VllmSampler(lambda: _opened(server.start(), config), policy, probe, folder=folder, end=server.stop)
+    return sampler(lambda: _opened(server.start(), config), policy, probe, end=server.stop)
+
+
+def _interpreter(config: RunConfig) -> Path | None:
+    """Return the one that vLLM runs in; None = a server that somebody else has started."""
+    if config.rollout.vllm.mode == "colocate":
+        return Path(sys.executable)
+    return find_python(config.rollout.vllm.python) if starts_server(config) else None
 
 
 def _opened(client: VllmClient, config: RunConfig) -> VllmClient:

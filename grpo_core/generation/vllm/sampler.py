@@ -6,6 +6,7 @@ are used is shown by a probe: log-probabilities of fixed tokens on both sides.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -28,10 +29,12 @@ from grpo_core.errors import GrpoError, SamplerError, ServerGoneError, StaleWeig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
 from grpo_core.generation.vllm.client import Completion, Request, VllmClient
 from grpo_core.generation.vllm.colocated import ColocatedVllm
+from grpo_core.generation.vllm.pictured import Pictured, pictured_by
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.parallel.sharded import gathered, is_spread
 from grpo_core.policy.device import is_out_of_memory
 from grpo_core.policy.policy import Policy
+from grpo_core.policy.weights import as_on_hub
 from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ TRIES = 3
 MEMORY = Path("/dev/shm")
 """Where files are memory."""
 MOST_TOKENS = 256
+MOST_PICTURED = 2
+"""Prompts with images of a probe: each is read whole."""
 MOST_DIFFERENCE = 1e-4
 """In float32, of any token, in nats."""
 MOST_RMS = 5e-5
@@ -80,10 +85,15 @@ def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
 
 
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own."""
+    """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own.
+
+    Of a model that reads images, by the names in its folder, by which vLLM has found the weights of its tower.
+    """
     dtype = getattr(torch, policy.dtype)
     copy = is_spread(policy.model)  # memory that NumPy has seen could not be given back
-    return {name: value.to(device="cpu", dtype=dtype, copy=copy).contiguous() for name, value in policy.merged_weights()}
+    weights = dict(policy.merged_weights())
+    named = weights if policy.images is None else as_on_hub(policy.model, weights)
+    return {name: value.to(device="cpu", dtype=dtype, copy=copy).contiguous() for name, value in named.items()}
 
 
 def probe_of(prompts: Sequence[Sequence[int]], most: int = MOST_TOKENS) -> list[tuple[int, ...]]:
@@ -157,6 +167,8 @@ class VllmSampler:
         *,
         folder: Path,
         end: Callable[[], None] = lambda: None,
+        pictured: Sequence[Prompt] = (),
+        add_special_tokens: bool = False,
     ) -> None:
         """Connect at the first use.
 
@@ -166,9 +178,13 @@ class VllmSampler:
             probe: prompts whose log-probabilities show that vLLM uses these weights.
             folder: where the weights lie for a moment if they do not fit in shared memory.
             end: ends the server, if it is this run's.
+            pictured: prompts with images; those among the first that have text behind them belong to the probe.
+            add_special_tokens: whether prompts were made with those of the tokenizer.
         """
         self._connect, self._policy, self._folder, self._end = connect, policy, folder, end
-        self._probe = probe_of(probe)
+        self._probe, self._pictured = probe_of(probe), pictured_by(policy, add_special_tokens=add_special_tokens)
+        read = (prompt for prompt in pictured if self._behind_images(prompt) < len(prompt.token_ids))
+        self._seen = tuple(itertools.islice(read, MOST_PICTURED))
         self._engine: VllmEngine | None = None
         self._version: str | None = None
         self._confirmed: ProbeLogps | None = None
@@ -206,7 +222,8 @@ class VllmSampler:
         engine = self._engine = self._engine or self._connect()
         with engine.awake():
             figures, version = self._hand_over_weights(engine)
-            completions = engine.complete(requests_of(prompts, settings.group_size, key), settings, self._policy.eos_token_ids)
+            requests = requests_of(prompts, settings.group_size, key, self._pictured)
+            completions = engine.complete(requests, settings, self._policy.eos_token_ids)
             # A server may have taken the place of another, or somebody may have loaded other weights.
             _refuse_version(engine, version)
         return replace(as_batch(prompts, settings.group_size, completions, self._policy), weights=version, figures=figures)
@@ -225,25 +242,33 @@ class VllmSampler:
         return {**figures, "time/transfer_seconds": time.monotonic() - began}, version
 
     def _prove(self, engine: VllmEngine) -> dict[str, float]:
-        now = ProbeLogps(
-            server=torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64), trainer=self._trainer_logps()
-        )
+        found = engine.prompt_logps(self._probe)
+        for prompt in self._seen:
+            pictured = self._pictured(prompt)
+            assert pictured is not None
+            found += engine.pictured_logps(prompt.model_input, pictured)[self._behind_images(prompt) - 1 :]
+        now = ProbeLogps(server=torch.tensor(found, dtype=torch.float64), trainer=self._trainer_logps())
         figures = judge(now, self._confirmed, self._policy.dtype)
         if figures["conclusive"] or self._confirmed is None:
             self._confirmed = now
         return {f"sampler/probe/{name}": value for name, value in figures.items()}
 
     def _trainer_logps(self) -> torch.Tensor:
-        """Return those of the probe's tokens, each but the first of its prompt, at temperature 1."""
-        rest = [Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:])) for tokens in self._probe]
-        firsts = [
-            Prompt(id=number, content="", text="", token_ids=tokens[:1], columns={})
-            for number, tokens in enumerate(self._probe)
-        ]
+        """Return those of the probe's tokens at temperature 1: of each prompt all but the first, or those behind its images."""
+        whole = [Prompt(id=0, content="", text="", token_ids=tokens, columns={}) for tokens in self._probe]
+        parts = [*((prompt, 1) for prompt in whole), *((prompt, self._behind_images(prompt)) for prompt in self._seen)]
+        rest = [Completion(token_ids=one.token_ids[at:], logps=(0.0,) * (len(one.token_ids) - at)) for one, at in parts]
+        firsts = [replace(one, id=number, token_ids=one.token_ids[:at]) for number, (one, at) in enumerate(parts)]
         rows = as_batch(firsts, 1, rest, self._policy)
         with torch.no_grad():  # one pass, of this process alone
             found = replace(self._policy, temperature=1.0).forward(rows, range(rows.num_rows))
         return found.logps[rows.completion_mask].double().cpu()
+
+    def _behind_images(self, prompt: Prompt) -> int:
+        """Return the place of the first token of a prompt that comes after all that stand for its images."""
+        assert self._policy.images is not None
+        placeholder = self._policy.images.processor.placeholder_id
+        return len(prompt.token_ids) - prompt.token_ids[::-1].index(placeholder)
 
 
 def _refuse_version(engine: VllmEngine, version: str) -> None:
@@ -254,11 +279,18 @@ def _refuse_version(engine: VllmEngine, version: str) -> None:
         raise StaleWeightsError(f"vLLM has the weights {found}, the policy's are {version}")
 
 
-def requests_of(prompts: Sequence[Prompt], group_size: int, key: RandomKey) -> list[Request]:
-    """Return one request a completion, prompt by prompt, no two with the same seed."""
-    rows, repeated = sample_rows(prompts, group_size), (prompt for prompt in prompts for _ in range(group_size))
+def requests_of(
+    prompts: Sequence[Prompt],
+    group_size: int,
+    key: RandomKey,
+    pictured: Callable[[Prompt], Pictured | None] = lambda _: None,
+) -> list[Request]:
+    """Return one request a completion, prompt by prompt, no two with the same seed; see `pictured_by`."""
+    rows, asked = sample_rows(prompts, group_size), ((one, pictured(one)) for one in prompts)
+    repeated = (pair for pair in asked for _ in range(group_size))
     return [
-        Request(prompt=prompt.model_input, seed=request_seed(key, *row)) for prompt, row in zip(repeated, rows, strict=True)
+        Request(prompt=prompt.model_input, seed=request_seed(key, *row), pictured=seen)
+        for (prompt, seen), row in zip(repeated, rows, strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
 
 @dataclass
@@ -118,8 +119,13 @@ def repack_tied(model: torch.nn.Module) -> None:
 def _incomplete_layers(model: torch.nn.Module) -> list[str]:
     """Return the layers of which a part was loaded: of a merged projection, for example, one of three.
 
-    An embedding is padded to a round number of rows and never filled whole; it is one tensor, loaded or missing.
+    An embedding is padded to a round number of rows and never filled whole; it is one tensor, loaded or missing. Buffers, such
+    as the numbers of positions in CLIP, are no weights and in no file.
     """
     modules = ((name, layer) for name, layer in model.named_modules() if not isinstance(layer, VocabParallelEmbedding))
-    infos = ((name, get_layerwise_info(layer)) for name, layer in modules)
-    return [name for name, info in infos if info.can_load() and 0 < info.load_numel < (info.load_numel_total or 0)]
+    infos = ((name, get_layerwise_info(layer), get_layer_params_buffers(layer)[1]) for name, layer in modules)
+    return [
+        name
+        for name, info, buffers in infos
+        if info.can_load() and 0 < info.load_numel < (info.load_numel_total or 0) - sum(one.numel() for one in buffers.values())
+    ]
