@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-images bench-pages bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
+.PHONY: help train up down site pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage power bench bench-images bench-pages bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -84,6 +84,9 @@ torture-vllm: setup  ## every fault of a vLLM server: stale, half and broken wei
 
 coverage: setup  ## how often intervals cover, and how often a sweep with nothing to find makes a claim: simulations, 4 minutes on 2 cores
 	$(BIN)/python -m benchmarks.coverage $(ARGS)
+
+power: setup  ## how often a sweep establishes the smallest effect of its plan: simulations, 4 minutes on 2 cores
+	$(BIN)/python -m benchmarks.power $(ARGS)
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)

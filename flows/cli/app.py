@@ -13,8 +13,9 @@ import typer
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.fork import fork
 from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt
-from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, sweep, train
+from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, train
 from flows.cli.stack import down, ui, up
+from flows.cli.sweep import sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text
 from grpo_core.config.loading import known_keys

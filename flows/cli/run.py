@@ -1,4 +1,4 @@
-"""The verbs of the `grpo` command that run something: a training, an evaluation, a repetition, a sweep.
+"""The verbs of the `grpo` command that run something: a training, an evaluation, a repetition.
 
 The first line of each is its folder, and the last one, where it did not finish, how to resume.
 """
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli.experiment import Overrides, complete_config, complete_sweep, run_path
+from flows.cli.experiment import Overrides, complete_config, run_path
 from flows.stack.servers import TrackingUri, track_at, use_stack
-from flows.terminal import AsJson, echo, echo_json, echo_result, echo_text, echo_warnings, messages_to_stderr
+from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import RunConfig, check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, GrpoError
@@ -31,14 +31,11 @@ from grpo_core.run.folder import RunDir, passes_to_change
 from grpo_core.run.resuming import path_argument, resume_command
 from grpo_core.run.summary import run_status
 from grpo_core.run.warm import end_ready, warmed
-from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 from tasks.process.context import prefect_is_embedded
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
-    from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["cut"]
 ResumedRun = Annotated[
@@ -50,8 +47,6 @@ ResumedRun = Annotated[
         metavar="RUN",
     ),
 ]
-ADDED = "Add to this sweep: seeds=[0,1,2,3], axes.loss.beta=[0.1,1,4], trials=30."
-ExtendedSweep = Annotated[Path | None, typer.Option(help=ADDED, parser=run_path, metavar="SWEEP")]
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 RESUME = "resume with: "
 STORE = "mlflow.store.tracking.sqlalchemy_store"
@@ -149,8 +144,8 @@ def train(
         _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir, continued) if value is not None])
         return
     given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
-    begun = _begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
-    (_train_plainly if plain else start)(begun, given, run_dir, continued)
+    begins = begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
+    (_train_plainly if plain else start)(begins, given, run_dir, continued)
 
 
 def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
@@ -210,7 +205,7 @@ def imported(*modules: str) -> Iterator[None]:
         list(done)
 
 
-def _begun(what: str | None, of_resume: dict[str, object]) -> str:
+def begun(what: str | None, of_resume: dict[str, object]) -> str:
     """Return what a command begins with, which has no option that is for a resume alone."""
     if given := [option for option, value in of_resume.items() if value]:
         raise ConfigError(f"{given[0]}: is for what is resumed; give --resume FOLDER, too (where a run tracks: tracking.uri)")
@@ -321,84 +316,3 @@ def show_result(summary: "RunSummary") -> None:
         raise typer.Exit(3)
     if summary.is_identical is False:
         raise typer.Exit(4)
-
-
-def sweep(
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            help="A file in configs/sweeps/ by name, or a path.",
-            metavar="FILE",
-            show_default=False,
-            autocompletion=complete_sweep,
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    *,
-    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Resume this sweep. No FILE is given then.", parser=run_path, metavar="SWEEP")
-    ] = None,
-    extend: ExtendedSweep = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="With --resume or --extend: run failed runs once more.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its settings; run nothing.")] = False,
-    tracking_uri: TrackingUri = None,
-) -> None:
-    """Run every setting of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
-    if (folder := extend or resume) is not None:
-        track_at(tracking_uri)
-        # Without a FILE the first override stands in its place.
-        given = [value for value in (file, sweep_dir, *([resume] if extend else []), *(overrides or [])) if value is not None]
-        _resume_sweep(folder, retry_failed, given, is_extended=extend is not None)
-        return
-    values = parse_overrides(overrides or [])
-    file = _begun(file, {"--retry-failed": retry_failed, "--tracking-uri": tracking_uri})
-    plan = load_sweep(file, values)  # refused before anything is made or started
-    if dry_run:
-        from grpo_core.sweep.status import training_time
-
-        echo_text("\n".join([*describe_plan(plan), training_time(plan)]))
-        return
-    _require_runs(plan)
-    with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:
-        use_stack()
-        from flows.sweep import grpo_sweep
-
-        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
-
-
-def _require_runs(plan: Plan, folders: tuple[str, ...] = ()) -> None:
-    """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, rollout and rewards is checked."""
-    from grpo_core.run.fit import require_places
-    from grpo_core.run.preflight import require_start
-
-    if plan.sweep.runs.where == "local":
-        require_places(plan.configs)
-        kinds = {repr((c.model, c.data, c.rewards, c.training.python, c.rollout)): c for c in plan.configs}
-        for config in kinds.values():
-            require_start(config, folders or import_folders(config, plan.sweep.base))
-
-
-def _resume_sweep(sweep_dir: Path, retry_failed: bool, given: list[str | Path], *, is_extended: bool) -> None:
-    stored = SweepDir(sweep_dir).read()  # refused before anything is started
-    texts = [value for value in given if isinstance(value, str) and "=" in value]
-    if other := [value for value in given if not is_extended or value not in texts]:
-        way = f"; `grpo sweep --extend {sweep_dir} '{texts[0]}'` adds to it" if texts and not is_extended else ""
-        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {other[0]}{way}")
-    changes = parse_overrides(texts)
-    if changes:
-        _require_runs(extended(stored, changes).plan, stored.import_from)
-    with working_in(sweep_dir):
-        use_stack()
-        from flows.sweep import resume_sweep
-
-        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed, extend=changes))
-
-
-def _show_sweep(summary: "SweepSummary") -> None:
-    echo()
-    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
-    echo_result(summary.answer, places, summary.problems)

@@ -156,12 +156,22 @@ def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
     return manifest
 
 
+def split_digest(split: PromptSplit) -> str:
+    """Return what `DataManifest.digest` is of a split, which need not be frozen for it."""
+    digests = (hashlib.sha256(_text(prompts).encode()).hexdigest() for prompts in (split.train, split.eval))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def _write(path: Path, prompts: Sequence[Prompt]) -> str:
     """Write prompts, one a line; return the SHA-256 of the file."""
-    rows = ({key: value for key, value in vars(prompt).items() if key != "images" or value} for prompt in prompts)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    text = _text(prompts)
     write_whole(path, text)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(prompts: Sequence[Prompt]) -> str:
+    rows = ({key: value for key, value in vars(prompt).items() if key != "images" or value} for prompt in prompts)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_manifest(folder: Path) -> DataManifest:

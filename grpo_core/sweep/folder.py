@@ -1,6 +1,6 @@
 """The folder of one sweep: where each thing is, and what its files hold.
 
-.grpo-folder  sweep.json  <base>.yaml  arms.json  outcomes.jsonl  tracking.json  flow_run  lock  study.db
+.grpo-folder  preregistered.json  sweep.json  <base>.yaml  arms.json  outcomes.jsonl  tracking.json  flow_run  lock  study.db
 runs/arm-000-seed-0/ ...  results/  report/  vllm/
 """
 
@@ -31,6 +31,8 @@ class SweepDir(FlowDir):
     option: ClassVar[str] = "--sweep-dir"
     kinds: ClassVar[tuple[str, ...]] = ("sweep",)
 
+    preregistered_file = Place("preregistered.json")
+    """What was to be answered and how, as it was before the first run."""
     sweep_file = Place(SWEEP_FILE)
     arms_file = Place("arms.json")
     """The arms that have been chosen so far; the study's trials, readable without it."""

@@ -30,6 +30,7 @@ from grpo_core.run.summary import run_state
 from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import MEASURES, first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
+from grpo_core.sweep.preregistration import departures
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
 from grpo_core.sweep.sharing import forks, sharing_note
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
@@ -113,6 +114,7 @@ def collect(stored: StoredSweep) -> SweepRuns:
     shared = sharing_note(found, plan.configs[0].training.steps, plan.num_arms, len(sweep.seeds))
     own = {note: noted for note, noted in notes.items() if not (found and note.startswith("forked from "))}
     of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in own.items())
+    registered, departed = departures(stored, rows)
     return SweepRuns(
         name=stored.name,
         config=sweep,
@@ -122,6 +124,8 @@ def collect(stored: StoredSweep) -> SweepRuns:
         by_prompt=by_prompt,
         notes=(*plan.notes, *shared, *of_journals),
         extensions=stored.extensions,
+        registered=registered,
+        departures=departed,
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         elapsed_seconds=covered_seconds(span for run in runs for span in run.spans),
         folder=path_argument(stored.dir.path),

@@ -7,7 +7,7 @@ together one prepares the inputs, and the others use them.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from prefect.context import TaskRunContext
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.config import RunConfig
-from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts
+from grpo_core.data.prepare import DataManifest, data_identity, prepare, read_prompts, split_digest
 from grpo_core.data.row_images import kept_images
 from grpo_core.data.splitting import PromptSplit
+from grpo_core.errors import GrpoError
 from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.find import is_made, model_here, resolve_model, weights_digest, weights_identity
@@ -74,6 +75,21 @@ def prompts_of(config: RunConfig) -> PromptSplit:
         return split
     # The identity has put all images into today's cache folder, which need not be that of the run that made the prompts.
     return replace(split, images=replace(split.images, folder=kept_images(config.data)))
+
+
+def digest_before(plan: Plan) -> str | None:
+    """Return the digest of the prompts of a sweep's first setting, which its first run then finds in the cache.
+
+    None where the runs take place elsewhere, the model is not here yet, or the prompts cannot be read: the run says why; and
+    outside a flow, which has no cache.
+    """
+    config = plan.configs[0]
+    is_cached = TaskRunContext.get() is not None and plan.sweep.runs.where == "local"
+    if not is_cached or model_here(config.model.source) is None:
+        return None
+    with suppress(GrpoError, OSError):
+        return split_digest(prompts_of(config))
+    return None
 
 
 @task(name="read-prompts", cache_key_fn=by_identity, persist_result=True)

@@ -24,13 +24,15 @@ from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Launcher
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.planning import plan_file, read_plan
+from grpo_core.sweep.preregistration import preregister
 from grpo_core.sweep.study import SweepStudy
 from grpo_core.text import for_markdown
 from tasks.credentials import address_variables, usable_uri
 from tasks.deployment_limits import check_root, load_allowed_sweep, refuse_code_of_sweep
 from tasks.process.context import deployed_flow_run, is_deployed
 from tasks.process.prefect_outage import cancel_watch, prefect_may_be_away, progress_artifact, was_interrupted
-from tasks.run.inputs import check_sweep_disk
+from tasks.run.inputs import check_sweep_disk, digest_before
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
 from tasks.run.setup import claim, earlier_attempt
@@ -69,6 +71,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     SweepDir(path).mark("sweep")
     with SweepDir(path).locked():
         folders = () if is_deployed() else import_folders(plan.configs[0], plan.sweep.base)
+        made = read_plan(plan_file(path.parent, name), plan)
+        preregister(SweepDir(path), plan, made, digest_before(plan))
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}", folders)
         claim(path)
     say(

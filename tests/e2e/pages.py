@@ -89,6 +89,7 @@ RULES = (
     Rule(pattern=r"grpo track .*", phrase=r"FINISHED\nMLflow +mlflow ui", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo clean( .*)?", phrase="", instead={"runs/x": "runs/one"}),
     Rule(pattern=r"grpo sweep .*--check", phrase="the sweep is valid"),
+    Rule(pattern=r"grpo sweep .*--plan.*", phrase="nothing of the sweep was run"),
     Rule(pattern=r"grpo sweep --resume .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
     Rule(
         pattern=r"grpo sweep --extend .*",

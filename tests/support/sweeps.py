@@ -5,10 +5,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from grpo_core.config import Origin, RunConfig, apply_overrides, validate_config
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.arms import Arm, grid
+from grpo_core.sweep.arms import Arm, arm_config, grid
 from grpo_core.sweep.campaign import Campaign, Ended, Job
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.plan import make_plan
@@ -53,6 +55,18 @@ def write_run(
     if end is not None:
         journal.append("end", last, {"status": end, "reason": None})
     journal.close()
+
+
+def spread_runs(folder: Path, seeds: int) -> Path:
+    """Return the folder of a sweep of two settings whose rewards spread round 0.5, each run by itself."""
+    stored = stored_sweep(folder, "pilot-of", seeds=list(range(seeds)))
+    random = np.random.default_rng(0)
+    for arm, beta in enumerate((0.1, 1.0)):
+        for seed in range(seeds):
+            config = arm_config(stored.plan.sweep.model_copy(update={"seeds": (seed,)}), stored.plan.base, {"loss.beta": beta})
+            reward = 0.5 + random.normal(0, 0.02)
+            write_run(stored.dir.run_dir(arm, seed), config, lambda _, reward=reward: {"reward/mean": reward}, STEPS)
+    return stored.dir.path
 
 
 Key = tuple[int, int]

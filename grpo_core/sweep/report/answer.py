@@ -216,6 +216,8 @@ def _other_cards(sweep: SweepRuns) -> Iterator[Card]:
         yield Card(title="Not compared like with like", claim=unlike[0], detail="; ".join(unlike[1:]), section="plan")
     for sentence in sweep.extensions:
         yield Card(title="Extended after a look", claim=sentence, section="plan")
+    if new := [one for one in sweep.departures if not any(said.startswith(one) for said in sweep.extensions)]:
+        yield Card(title="Departed from preregistered.json", claim="; ".join(new), section="plan")
     if kinds:
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         claim = f"{len(kinds)} of {counted(len(sweep.table), 'run')}: {counts}"

@@ -13,7 +13,7 @@ otherwise make a false one in 16 % of sweeps of five seeds that have nothing to 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,16 +97,24 @@ def _is_asked(config: SweepConfig, found: Difference | Association) -> bool:
 
 def _one_family(groups: dict[str, tuple[Any, ...]], *, is_interim: bool) -> dict[str, tuple[Any, ...]]:
     """Return groups of statements adjusted as one family, the question and the other groups each with its share."""
-    tested = {name: sum(not math.isnan(one.family_p) for one in group) for name, group in groups.items()}
-    others = sum(bool(count) for name, count in tested.items() if name != "question")
-    rest = 1 - QUESTION_SHARE if tested["question"] else 1.0
-    shares = {
-        name: (QUESTION_SHARE if name == "question" else rest / max(1, others)) / max(1, count)
-        for name, count in tested.items()
-    }
+    shares = statement_shares({name: sum(not math.isnan(one.family_p) for one in group) for name, group in groups.items()})
     weights = [shares[name] for name, group in groups.items() for _ in group]
     adjusted = iter(adjust([one for group in groups.values() for one in group], weights, is_interim=is_interim))
     return {name: tuple(next(adjusted) for _ in group) for name, group in groups.items()}
+
+
+def statement_shares(tested: Mapping[str, int]) -> dict[str, float]:
+    """Return the share of the family's 5 % that a statement of each group has, from how many of the group are tested.
+
+    >>> statement_shares({"question": 1, "arms": 4, "knobs objective": 2})
+    {'question': 0.6, 'arms': 0.05, 'knobs objective': 0.1}
+    """
+    others = sum(bool(count) for name, count in tested.items() if name != "question")
+    rest = 1 - QUESTION_SHARE if tested["question"] else 1.0
+    return {
+        name: (QUESTION_SHARE if name == "question" else rest / max(1, others)) / max(1, count)
+        for name, count in tested.items()
+    }
 
 
 def drift_measure(sweep: SweepRuns) -> str | None:

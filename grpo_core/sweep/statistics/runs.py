@@ -82,6 +82,10 @@ class SweepRuns:
     """What a reader of the figures should know about the plan and the journals."""
     extensions: tuple[str, ...] = ()
     """What was added after a look."""
+    registered: str = ""
+    """When question, settings and metric were written down, before the first run; empty = they were not."""
+    departures: tuple[str, ...] = ()
+    """What is another than it was then."""
     planned_runs: int = 0
     elapsed_seconds: float = 0.0
     """In which any run was at work."""

@@ -1,0 +1,261 @@
+"""A sweep is planned from runs before it is paid for; what it was to answer is written down, and reported where it departs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import yaml
+
+from grpo_core.errors import ConfigError, SweepError
+from grpo_core.evaluation.results import table_file
+from grpo_core.sweep.extension import extended
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.pilot import Pilot, draws_of, pilot_file, read_pilot
+from grpo_core.sweep.plan import Plan, load_sweep, make_plan
+from grpo_core.sweep.planning import describe, designs, plan_file, read_plan, warnings, write_plan
+from grpo_core.sweep.preregistration import preregister
+from grpo_core.sweep.report.files import make_report
+from grpo_core.sweep.schema import ObjectiveConfig
+from tests.support.sweeps import STEPS, Launcher, run_all, spread_runs, stored_sweep
+
+VALUES: dict[str, Any] = {
+    "base": "sums_tiny_cpu",
+    "overrides": {"training.steps": STEPS},
+    "axes": {"loss.beta": [0.1, 0.5, 1.0], "rollout.group_size": [4, 8]},
+    "hold": "completions",
+    "seeds": [0, 1, 2],
+    "objective": {"metric": "reward/mean"},
+}
+
+
+def planned(**keys: Any) -> Plan:
+    return make_plan({**VALUES, **keys})
+
+
+@pytest.fixture
+def pilot(tmp_path: Path) -> Pilot:
+    """Two settings with four seeds, whose rewards spread."""
+    return read_pilot([spread_runs(tmp_path, 4)], ObjectiveConfig(metric="reward/mean"))
+
+
+# The pilot
+
+
+def test_a_pilot_has_two_settings_of_the_sweep_with_seeds_that_it_does_not_have(tmp_path: Path) -> None:
+    file = tmp_path / "mine-pilot.yaml"
+    assert pilot_file(planned(), file).path == tmp_path / "mine-pilot"
+    made = load_sweep(file)
+    assert (made.sweep.axes, made.sweep.seeds, made.num_runs) == ({"loss.beta": (0.1, 1.0)}, (1001, 1002), 4)
+    first = planned().configs[0].rollout
+    assert {(one.rollout.group_size, one.rollout.num_prompts_per_step) for one in made.configs} == {
+        (first.group_size, first.num_prompts_per_step)
+    }
+
+
+@pytest.mark.parametrize(
+    ("primary", "axes"),
+    [
+        ({"knob": "loss.beta", "first": 0.5, "second": 1.0}, {"loss.beta": (0.5, 1.0)}),
+        ({"knob": "rollout.group_size"}, {"rollout.group_size": (4, 8)}),
+    ],
+)
+def test_a_pilot_is_about_the_question(tmp_path: Path, primary: dict[str, Any], axes: dict[str, Any]) -> None:
+    pilot_file(planned(primary=primary), tmp_path / "p.yaml")
+    assert load_sweep(tmp_path / "p.yaml").sweep.axes == axes
+
+
+def test_a_pilot_is_used_again_for_more_seeds_and_not_for_other_settings(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    folder = pilot_file(planned(), file)
+    folder.create(load_sweep(file), "p", "p-1")
+    assert pilot_file(planned(seeds=[0, 1, 2, 3, 4]), file).path == folder.path
+    with pytest.raises(ConfigError, match="holds the pilot of other settings; move it away, or name it with --pilot"):
+        pilot_file(planned(overrides={"training.steps": 4}), file)
+
+
+def test_a_search_is_not_planned(tmp_path: Path) -> None:
+    axes = {"loss.beta": {"low": 0.1, "high": 1.0}}
+    search = planned(axes=axes, hold=None, sampler="random", trials=4)
+    with pytest.raises(ConfigError, match="sampler: random chooses its settings as it goes; --plan takes sampler grid"):
+        pilot_file(search, tmp_path / "p.yaml")
+
+
+def test_runs_are_a_pilot_however_they_are_named(tmp_path: Path) -> None:
+    sweep, objective = spread_runs(tmp_path, 3), ObjectiveConfig(metric="reward/mean")
+    found = [read_pilot(folders, objective) for folders in ([sweep], [sweep / "runs"], sorted((sweep / "runs").iterdir()))]
+    assert found[0].variance == found[1].variance == found[2].variance
+    assert [(one.num_settings, one.num_seeds, one.num_runs) for one in found] == [(2, 3, 6)] * 3
+    assert found[0].step_tokens == 100.0
+    with pytest.raises(SweepError, match=r"--pilot .*: 1 finished run\(s\) with reward/mean; at least 2 are needed"):
+        read_pilot([sweep / "runs" / "arm-000-seed-0"], objective)
+
+
+@pytest.mark.parametrize(
+    ("metric", "shape", "mean"), [("pass_at_1", (2, 4), 0.375), ("pass_at_4", (2, 1), 1.0), ("greedy_accuracy", (2, 1), 0.5)]
+)
+def test_the_metric_is_the_mean_of_what_completions_contribute(
+    tmp_path: Path, metric: str, shape: tuple[int, int], mean: float
+) -> None:
+    rows = [(7, -1, True), (3, -1, False)]
+    rows += [(prompt, sample, sample < right) for prompt, right in ((7, 1), (3, 2)) for sample in range(4)]
+    folder = SweepDir(tmp_path).run_dir(0, 0)
+    folder.eval.mkdir(parents=True)
+    pandas.DataFrame(rows, columns=["prompt_id", "sample", "correct"]).to_parquet(table_file(folder, "final"))
+    table = draws_of(folder, ObjectiveConfig(metric=f"eval/heldout/{metric}"), mean)
+    assert table is not None
+    assert (table.shape, table.mean()) == (shape, pytest.approx(mean))
+    assert draws_of(folder, ObjectiveConfig(metric=f"eval/heldout/{metric}"), mean + 0.01) is None
+    assert draws_of(folder, ObjectiveConfig(metric="reward/mean"), mean) is None
+
+
+# The plan
+
+
+def test_a_plan_is_printed_with_what_more_would_buy(pilot: Pilot) -> None:
+    lines = list(describe(planned(), pilot, 0.05))
+    text = "\n".join(lines)
+    assert lines[0] == "6 settings x 3 seeds = 18 runs, by reward/mean"
+    assert "pilot: 2 settings, 4 seeds, 8 runs" in text
+    rows = {line.split("  ")[0]: line.split() for line in lines}
+    (head,) = [line for line in lines if line.endswith("disk")]
+    assert head.split()[:3] == ["β", "group", "size"]
+    assert float(rows["one more seed"][3]) < float(rows["as planned"][2])
+    assert "twice the samples" not in text
+    assert lines[-1] == "nothing of the sweep was run"
+    assert len([line for line in lines if line.startswith("seeds  ")]) == 1
+
+
+def test_prompts_and_samples_that_are_known_may_be_doubled(pilot: Pilot) -> None:
+    plan = planned(objective={"metric": "eval/heldout/pass_at_1"})
+    known = Pilot(**{**vars(pilot), "samples": 4, "num_prompts": 50, "eval_seconds": 2.0})
+    names = [(one.name, one.seeds, one.samples, one.num_prompts, one.times) for one in designs(plan, known)]
+    assert names == [
+        ("as planned", 3, 4, 200, 1),
+        ("one more seed", 4, 4, 200, 1),
+        ("twice the samples", 3, 8, 200, 2),
+        ("twice the held-out prompts", 3, 4, 400, 2),
+    ]
+
+
+def test_a_plan_warns_and_refuses_nothing(pilot: Pilot) -> None:
+    texts = list(warnings(planned(seeds=[0], overrides={"training.steps": 5}), pilot))
+    assert texts[0].startswith("seeds: 1 is below 3")
+    assert any("df 3" in text and "as large (95 %)" in text for text in texts)
+    assert texts[-1] == "the pilot's runs have 3 steps, the sweep's 5: their spread may be another"
+    assert not any(text.startswith("seeds") for text in warnings(planned(), pilot))
+    noisy = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=1.0, correlation=0.0, freedom=30.0)})
+    share = planned(objective={"metric": "eval/heldout/greedy_accuracy"})
+    assert "the smallest difference being more than 1: β, group size, a pair alone, one of 15 pairs" in "\n".join(
+        warnings(share, noisy)
+    )
+
+
+def test_a_plan_is_kept_for_the_same_settings_with_any_seeds(tmp_path: Path, pilot: Pilot) -> None:
+    file = plan_file(tmp_path, "mine")
+    write_plan(file, planned(), pilot, 0.02)
+    made = read_plan(file, planned(seeds=[0, 1, 2, 3, 4]))
+    assert made is not None
+    assert made["detect"] == 0.02
+    assert list(made["smallest_effects"]["as planned"]) == ["β", "group size", "a pair alone", "one of 15 pairs"]
+    assert json.loads(file.read_text(), parse_constant=pytest.fail) == made  # neither NaN nor Infinity
+    assert read_plan(file, planned(axes={"loss.beta": [0.1, 1.0], "rollout.group_size": [4, 8]})) is None
+    assert read_plan(tmp_path / "none", planned()) is None
+
+
+# What was registered
+
+
+def registered(folder: Path, made: dict[str, Any] | None = None, digest: str | None = "d" * 64) -> StoredSweep:
+    values = yaml.safe_load((folder / "x.yaml").read_text()) if (folder / "x.yaml").exists() else {}
+    keys = {
+        "axes": {"loss.beta": [0.1, 1.0]},
+        "hold": None,
+        "seeds": [0, 1],
+        "primary": {"knob": "loss.beta"},
+        "failed_runs_allowed": 1,
+    }
+    plan = planned(**{**keys, **values})
+    sweep_dir = SweepDir(folder / "sweep")
+    sweep_dir.mark("sweep")
+    preregister(sweep_dir, plan, made, digest)
+    sweep_dir.create(plan, "name", "id-1")
+    return sweep_dir.read()
+
+
+def test_what_was_asked_is_registered_once(tmp_path: Path) -> None:
+    stored = registered(tmp_path, {"detect": 0.02})
+    facts = json.loads(stored.dir.preregistered_file.read_text())
+    assert (facts["seeds"], facts["axes"], facts["runs"]) == ([0, 1], {"loss.beta": [0.1, 1.0]}, 4)
+    assert (facts["alpha"], facts["share_of_question"], facts["plan"]) == (0.05, 0.6, {"detect": 0.02})
+    assert (facts["objective"]["metric"], facts["data_digest"]) == ("reward/mean", "d" * 64)
+    assert {"question", "git_commit", "processor", "family"} <= facts.keys()
+    with pytest.raises(SweepError, match="already holds a sweep"):
+        preregister(stored.dir, stored.plan, None, None)
+    stored.dir.write(extended(stored, {"seeds": [0, 1, 2]}))
+    assert json.loads(stored.dir.preregistered_file.read_text()) == facts
+
+
+def test_a_sweep_that_departs_from_nothing_has_that_in_its_report(tmp_path: Path) -> None:
+    stored = registered(tmp_path)
+    run_all(stored, {})
+    sweep, found = make_report(stored)
+    assert sweep.departures == ()
+    assert "before the first run; nothing departed from it" in stored.dir.page.read_text()
+    assert not any("Departed" in card.title for card in found.cards)
+
+
+def change(stored: StoredSweep, edit: Callable[[dict[str, Any]], object]) -> StoredSweep:
+    facts = json.loads(stored.dir.sweep_file.read_text())
+    edit(facts["sweep"])
+    stored.dir.sweep_file.write_text(json.dumps(facts))
+    return stored.dir.read()
+
+
+def test_a_report_has_where_its_sweep_departed(tmp_path: Path) -> None:
+    stored = registered(tmp_path)
+    more = extended(stored, {"seeds": [0, 1, 2], "axes.loss.beta": [0.1, 1.0, 2.0]})
+    stored.dir.write(more)
+    stored = change(stored, lambda sweep: sweep["objective"].update(last_steps=2))
+    run_all(stored, {(0, 0): [{"failure": "gone"}]}, Noted)
+    sweep, found = make_report(stored)
+    assert sweep.departures[:4] == (
+        "seeds: 2 added",
+        "β: 2 added",
+        "objective.last_steps: 2, registered was 10",
+        "1 failed run left out",
+    )
+    commit, prompts = sweep.departures[4:]
+    assert commit.startswith("code commit cafe in 8 runs, registered was ")
+    assert prompts == "prompts eeeeeeeeeeee in 8 runs, registered was dddddddddddd"
+    (card,) = [card for card in found.cards if card.title == "Departed from preregistered.json"]
+    assert card.claim == "; ".join(sweep.departures[2:])  # what was added has cards of its own
+    assert "departed: seeds: 2 added; β: 2 added;" in stored.dir.page.read_text()
+
+
+class Noted(Launcher):
+    """Runs of another commit, with other prompts."""
+
+    def _end(self, job: Any) -> Any:
+        ended = super()._end(job)
+        if job.run_dir.path.exists():
+            facts = {"git_commit": "cafe", "data_digest": "e" * 64}
+            job.run_dir.provenance_file.write_text(json.dumps(facts))
+        return ended
+
+
+def test_a_sweep_that_was_not_registered_reports_as_before(tmp_path: Path) -> None:
+    stored = stored_sweep(tmp_path)
+    run_all(stored, {})
+    sweep, _ = make_report(stored)
+    assert (sweep.registered, sweep.departures) == ("", ())
+    assert "Registered" not in stored.dir.page.read_text()
+
+
+def test_a_registration_that_was_changed_is_refused(tmp_path: Path) -> None:
+    stored = registered(tmp_path)
+    stored.dir.preregistered_file.write_text("[]")
+    with pytest.raises(SweepError, match=r"preregistered\.json: cannot be read"):
+        make_report(stored)
