@@ -35,7 +35,7 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
 def reference_moves(config: RunConfig) -> bool:
     """Return whether the reference may become another policy than the initial one during a run."""
     sync = config.reference.sync_steps
-    return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
+    return config.reference.sync_when is not None or (sync is not None and sync <= config.training.steps)
 
 
 def is_always_synced(config: RunConfig) -> bool:
@@ -54,17 +54,12 @@ def measures_full_kl(config: RunConfig) -> bool:
     return config.probe.every_steps is not None or (every is not None and every <= config.training.steps)
 
 
-def has_sync_rule(config: RunConfig) -> bool:
-    """Return whether a rule of the monitor may synchronise the reference."""
-    return any(rule.action == "sync" for rule in config.monitor.rules)
-
-
 def reference_moments(config: RunConfig) -> int | str | None:
-    """Return when the reference is synchronised: every so many steps, `by rule`, both in words, or None = never."""
+    """Return when the reference is synchronised: every so many steps, `by drift`, both in words, or None = never."""
     steps = config.reference.sync_steps
-    if not has_sync_rule(config):
+    if config.reference.sync_when is None:
         return steps
-    return "by rule" if steps is None else f"{steps} and by rule"
+    return "by drift" if steps is None else f"{steps} and by drift"
 
 
 def starts_server(config: RunConfig) -> bool:
@@ -164,7 +159,9 @@ def events(config: RunConfig) -> dict[str, range]:
 
 def most_syncs(config: RunConfig) -> int:
     """Return how many syncs with an effect there are at most."""
-    return last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])
+    when = config.reference.sync_when
+    by_drift = 0 if when is None else (last_step(config) - 1) // when.at_least_steps
+    return max(by_drift, len(events(config)["reference.sync_steps"]))
 
 
 def most_measurements(config: RunConfig, rule: RuleConfig) -> int:

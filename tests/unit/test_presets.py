@@ -82,13 +82,10 @@ def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], n
     assert run_name(resolved.config, resolved) == name
 
 
-@pytest.mark.parametrize(("steps", "words"), [(None, "sync by rule"), (3, "sync 3 and by rule")])
-def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
-    rule = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
-    syncs = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
+@pytest.mark.parametrize(("steps", "words"), [(None, "sync by drift"), (3, "sync 3 and by drift")])
+def test_a_reference_that_follows_the_drift_is_named_so(steps: int | None, words: str) -> None:
+    syncs = load("quickstart", {"reference.sync_steps": steps, "reference.sync_when.above": 0.1})
     assert f" {words} " in f" {run_name(syncs.config, syncs)} "
-    warns = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
-    assert f" sync {steps or 'never'} " in f" {run_name(warns.config, warns)} "
 
 
 def test_an_experiment_of_mlflow_is_the_project(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ BASE: dict[str, Any] = {
     "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
     "hold": "completions",
 }
-SYNC_RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
 ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}}
 
 
@@ -41,8 +40,8 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
             ["axes.loss.beta", "2 of 4 settings", "always 0"],
         ),
         (
-            {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"monitor.rules": [SYNC_RULE]}},
-            ["axes.reference.sync_steps: in 2 of 2 settings a rule of monitor.rules (action: sync)", "null would not be never"],
+            {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"reference.sync_when.above": 0.1}},
+            ["axes.reference.sync_steps: in 2 of 2 settings reference.sync_when synchronises", "null would not be never"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
