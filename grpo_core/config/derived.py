@@ -106,27 +106,28 @@ def advantage_rms_factor(config: RunConfig) -> float | None:
 def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
     """Return what beta weighs beside the advantages: beta over their root mean square; NaN where that is not known.
 
-    It is known where the spread of each group divides its own advantages. A share of groups without variance scales their mean
-    square by what is left.
+    It is known where the spread of each group divides its own advantages, and beta is one number. A share of groups without
+    variance scales their mean square by what is left.
 
     Args:
         config: of the run.
         zero_std_frac: measured share of groups whose rewards are all equal, in [0, 1].
     """
     factor = advantage_rms_factor(config)
-    if factor is None or not 0 <= zero_std_frac < 1:
+    if factor is None or config.loss.beta_control is not None or not 0 <= zero_std_frac < 1:
         return math.nan
     return config.loss.beta / (factor * math.sqrt(1 - zero_std_frac))
 
 
 def weight_of_kl(config: RunConfig) -> str:
     """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
-    beta, longest = config.loss.beta, config.rollout.max_completion_tokens
+    beta, longest = f"{config.loss.beta:g}", config.rollout.max_completion_tokens
+    beta += "" if config.loss.beta_control is None else " (in the first step)"
     return {
-        "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
-        "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
-        "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
-        "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
+        "seq-mean-token-mean": f"{beta} x mean KL per token, whatever the length",
+        "token-mean": f"{beta} x mean KL per token over the batch; long completions weigh more",
+        "seq-mean-token-sum": f"{beta} x KL per completion (grows with its length)",
+        "seq-mean-token-sum-norm": f"{beta} x KL per completion / {longest} (grows with its length)",
     }[config.loss.aggregation]
 
 

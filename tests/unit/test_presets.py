@@ -69,6 +69,10 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
         ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β 0 · G 8 · sync 10 · s0"),
         ({"reference.sync_steps": None, "training.seed": 2}, "β 0.04 · G 6 · sync never · s2"),
         ({"training.steps": 20, "tracking.experiment": "x"}, "β 0.04 · G 6 · sync 12 · s0 · steps 20"),
+        (
+            {"loss.beta_control.target": 0.1},
+            "β 0.04 · G 6 · sync 12 · drift-target 0.1 · s0 · metric kl/init/drift · +1 more",
+        ),
         ({"model.source": "m" * 40}, f"β 0.04 · G 6 · sync 12 · s0 · source {'m' * 23}…"),
         ({"training.steps": 20, "training.seed": 2}, "β 0.04 · G 6 · sync 12 · s2 · steps 20"),
         (

@@ -130,6 +130,17 @@ def test_runs_on_gpus_are_as_many_at_a_time_as_have_their_own_and_a_stored_sweep
     assert make_plan(sweep.model_dump(mode="json")).sweep.runs.concurrency == 4
 
 
+def test_what_the_drift_steers_can_be_an_axis() -> None:
+    axes = {"loss.beta_control.target": [0.05, 0.1], "reference.sync_when.above": [0.1, 0.2]}
+    plan = make_plan({"base": "quickstart", "axes": axes, "overrides": {"reference.sync_steps": None}})
+    steered = [(config.loss.beta_control, config.reference.sync_when) for config in plan.configs]
+    assert [(control.target, when.above) for control, when in steered if control and when] == [
+        *((0.05, 0.1), (0.05, 0.2), (0.1, 0.1), (0.1, 0.2))
+    ]
+    assert "  0  drift-target 0.05 · sync-above 0.1: " in "\n".join(describe_plan(plan))
+    assert "effective beta 0.04 (in the first step) x mean KL" in "\n".join(describe_plan(plan))
+
+
 def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
     axes = {"loss.beta": {"low": 0.001, "high": 1.0, "log": True}, "rollout.group_size": {"low": 2, "high": 8, "step": 2}}
     plan = make_plan({"base": "quickstart", "axes": axes, "hold": "prompts", "sampler": "random", "trials": 7})
