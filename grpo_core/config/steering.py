@@ -20,8 +20,9 @@ class BetaControl(Section):
     step has neither, beta stays as it is."""
     target: float = Field(gt=0, le=1e6)
     """The drift that is wanted, in nats per token."""
-    gain: float = Field(default=0.1, gt=0, le=100)
-    """How fast beta follows: a step changes it by at most a factor of exp(gain / 5)."""
+    gain: float = Field(default=0.05, gt=0, le=100)
+    """How fast beta follows: a step changes it by at most a factor of exp(gain / 5); a drift that answers within n steps swings
+    where it is far above 1 / n."""
     min: float | None = Field(default=None, gt=0, le=1e6)
     """Beta is never below; null = `loss.beta` / 30."""
     max: float | None = Field(default=None, gt=0, le=1e9)

@@ -262,10 +262,8 @@ def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
             f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
             "the same setting there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
-            f"axes.{SYNC}: in {moved} of {len(configs)} settings reference.sync_when synchronises the reference as "
-            "well, so the levels would not be when it moves (null would not be never); leave one of them out": SYNC
-            in sweep.axes
-            and moved > 0,
+            f"axes.{SYNC}: in {moved} of {len(configs)} settings reference.sync_when synchronises the reference as well, so "
+            "the levels are not when it moves (null is not never); leave one of them out": SYNC in sweep.axes and moved > 0,
             f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,
             f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
                 find_metric(kl_metric) is not None and kl_metric.startswith("kl/")

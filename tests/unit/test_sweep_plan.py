@@ -41,7 +41,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ),
         (
             {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"reference.sync_when.above": 0.1}},
-            ["axes.reference.sync_steps: in 2 of 2 settings reference.sync_when synchronises", "null would not be never"],
+            ["axes.reference.sync_steps: in 2 of 2 settings reference.sync_when synchronises", "null is not never"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
