@@ -9,6 +9,7 @@ from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, arm_has_ended, grid, next_run, runs_in_order
 from grpo_core.sweep.plan import describe_plan, load_sweep, make_plan
+from grpo_core.sweep.sharing import forks
 
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 BASE: dict[str, Any] = {
@@ -139,6 +140,15 @@ def test_what_the_drift_steers_can_be_an_axis() -> None:
     ]
     assert "  0  drift-target 0.05 · sync-above 0.1: " in "\n".join(describe_plan(plan))
     assert "effective beta 0.04 (in the first step) x mean KL" in "\n".join(describe_plan(plan))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"reference.sync_when": {"above": 0.1}}], ids=["schedule", "drift"])
+def test_where_the_drift_synchronises_no_steps_are_known_to_be_shared(overrides: dict[str, Any]) -> None:
+    axes = {"reference.mixup_alpha": [0.5, 1.0]}
+    overrides = {"reference.sync_steps": 12, **overrides}
+    plan = make_plan({"base": "quickstart", "axes": axes, "overrides": overrides, "runs": {"share": True}})
+    arms = {number: Arm(number=number, values=values) for number, values in enumerate(grid(plan.sweep))}
+    assert forks(plan.sweep, plan.base, arms) == ({1: (0, 11)} if len(overrides) == 1 else {})
 
 
 def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
