@@ -259,9 +259,8 @@ def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     why = why if found is None or found.deterministic else "depends on the machine and is another in every repetition"
     _refuse_first(
         {
-            f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps 1, "
-            "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
-            "the same setting there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
+            f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps and mixup_alpha 1, "
+            "one update a rollout), so every β is the same there; sync more rarely": BETA in sweep.axes and idle > 0,
             f"axes.{SYNC}: in {moved} of {len(configs)} settings reference.sync_when synchronises the reference as well, so "
             "the levels are not when it moves (null is not never); leave one of them out": SYNC in sweep.axes and moved > 0,
             f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,

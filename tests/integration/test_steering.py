@@ -1,12 +1,15 @@
 """Trainings whose beta and whose reference follow the drift: by which figures, and that a killed one repeats bit for bit."""
 
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from grpo_core.run.journal import Record, read_records
+import grpo_core
+from grpo_core.run.journal import Record, read_journal, read_records
 from tests.integration.test_training import assert_same_weights, of_kind, step_figures, train
 
 STEERED: dict[str, Any] = {
@@ -89,3 +92,48 @@ def test_killed_anywhere_and_resumed_it_is_the_run_that_never_was(steered: Any, 
     assert causes(records) == causes(expected) != {}
     assert_same_weights(killed, whole)
     assert not of_kind(read_records(killed.journal_file), "alert")
+
+
+# On the tiny model that learns
+
+SUMS: dict[str, Any] = {
+    "reference.sync_steps": None,
+    "reference.kl_full_every": 1,
+    "rollout.num_prompts_per_step": 32,
+    "monitor.rules": [],
+    "training.checkpoint_every": None,
+}
+
+
+def sums_figures(folder: Path, **overrides: Any) -> list[Mapping[str, float]]:
+    """Train on sums; return the figures of each step."""
+    run = grpo_core.train("sums_tiny_cpu", overrides={**SUMS, **overrides}, run_dir=folder, evaluate=False, progress=False)
+    return [record.metrics for record in of_kind(read_journal(run.folder.journal_file), "step")]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_on_sums_beta_brings_the_drift_to_its_target(tmp_path: Path, seed: int) -> None:
+    """With the first beta kept, the drift is half of that (docs/choosing.md)."""
+    control = {"metric": "kl/init/full", "target": 0.1}
+    options = {"loss.beta_control": control, "training.steps": 160, "probe.every_steps": None, "training.seed": seed}
+    settled = [one["kl/init/full"] for one in sums_figures(tmp_path / "run", **options)[-60:]]
+    assert numpy.mean(settled) == pytest.approx(0.1, rel=0.1)
+    for part in numpy.split(numpy.array(settled), 3):
+        assert numpy.mean(part) == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(3))
+def test_on_sums_a_sync_by_drift_keeps_the_probe_below_the_bound(tmp_path: Path, seed: int) -> None:
+    """Between the figure that asks and the sync lies one update, which adds to the drift."""
+    when = {"metric": "kl/ref/full", "above": 0.03}
+    probes = {"probe.every_steps": 2, "probe.num_prompts": 128}
+    options = {"reference.sync_when": when, "loss.beta": 0.3, "training.steps": 40, "training.seed": seed}
+    figures = sums_figures(tmp_path / "run", **probes, **options)
+    probed = [one["kl/probe/full"] for one in figures if "kl/probe/full" in one]
+    assert len(probed) == 20
+    assert max(probed) < 0.06 < 0.15 < figures[-1]["kl/init/full"]
+    assert sum(one["ref/synced"] for one in figures) > 2
