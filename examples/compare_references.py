@@ -51,6 +51,11 @@ def _draw(panel: Axes, records: Sequence[Record]) -> None:
         panel.axvline(place, color="tab:red", linestyle=":", linewidth=1.2, label=None if number else "reference sync")
     panel.plot(places - apart, run.syncs.kl_before, "^", color="tab:blue", markersize=5, label="before a sync")
     panel.plot(places + apart, run.syncs.kl_after, "v", color="tab:green", markersize=5, label="after it")
+    steered = {one.step: one.metrics["loss/beta"] for one in records if one.kind == "step" and "loss/beta" in one.metrics}
+    if steered:
+        beside = panel.twinx()
+        beside.plot([*steered], [*steered.values()], color="tab:purple", linestyle="--", linewidth=1)
+        beside.set_ylabel("β (dashed)", color="tab:purple")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-When = Literal["step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
+When = Literal[
+    "step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "control", "eval", "server", "gpu"
+]
 _KL, _AS_FULL = "sum_v pi (log pi - log pi_0)", "as kl/probe/full_init"
 
 LAST_STEPS = 10
@@ -36,7 +38,7 @@ class Metric:
     """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
     """`step`: every step; the others only where it happens: a sum over the vocabulary (`reference.kl_full_every`), several
-    updates, a sync, an average of adapters, a probe, a filter, an evaluation, rollouts from a server, a GPU."""
+    updates, a sync, an average of adapters, a probe, a filter, a steered beta, an evaluation, rollouts from a server, a GPU."""
 
     @property
     def is_probe(self) -> bool:
@@ -162,6 +164,8 @@ REGISTRY: tuple[Metric, ...] = (
     _m("loss/policy", "clipped surrogate", "see algorithm/loss.py eq. (1)", "-", "aggregation of the config", "near 0 at mu=1"),
     _m("loss/kl", "KL estimator of the loss, before beta", "see algorithm/kl.py", "nats", "aggregation of the config",
        "as the estimator of kl/ref that it is"),
+    _m("loss/beta", "beta of the step under loss.beta_control", "log beta += gain clip(d / d* - 1, -0.2, 0.2)", "-", "last",
+       "inside its bounds: at one of them the drift is not steered", when="control"),
     # Rewards and groups
     _m("reward/mean", "weighted total reward", "sum_f w_f r_f", "reward", _ROWS, "rises"),
     _m("reward/std", "spread of the total over the whole batch", "Bessel std", "reward", "over completions", "above 0"),

@@ -8,9 +8,9 @@ which it holds. A finding names the keys, the bound and the value.
 import re
 
 from grpo_core.config import inert
-from grpo_core.config.derived import is_single_update, last_step, most_prompts, optimizer_steps
+from grpo_core.config.derived import is_always_synced, is_single_update, last_step, most_prompts, optimizer_steps
 from grpo_core.config.inert import Check, Finding, error_if, warning_if
-from grpo_core.config.limits import check_rules, lora_limits, process_limits, trl_limits, vllm_limits
+from grpo_core.config.limits import check_rules, lora_limits, never_measured, process_limits, trl_limits, vllm_limits
 from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_KINDS, MADE_ROWS, near, reward_name
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError, listed, shown
@@ -111,6 +111,41 @@ def _kl_in_the_loss(config: RunConfig) -> Findings:
             plain and loss.kl_estimator == "k1" and loss.aggregation != "seq-mean-token-mean",
             f"loss.kl_estimator: k1 in the loss has an expected gradient of {about} under loss.aggregation {loss.aggregation}; "
             "loss.kl_correction importance, or k2, regularises",
+        ),
+    )
+
+
+def _beta_control(config: RunConfig) -> Findings:
+    beta, control = config.loss.beta, config.loss.beta_control
+    if control is None:
+        return ()
+    (low, high), metric = control.bounds(beta), control.metric
+    return (
+        error_if(beta == 0, "loss.beta: 0 cannot be steered by loss.beta_control; set it to the beta of the first step"),
+        error_if(low >= high, f"loss.beta_control.min: {low:g} must be below loss.beta_control.max {high:g}"),
+        error_if(
+            low < high and not low <= beta <= high,
+            f"loss.beta: {beta:g} must lie between loss.beta_control.min {low:g} and loss.beta_control.max {high:g}",
+        ),
+        error_if(
+            is_always_synced(config) and not metric.startswith("kl/init/") and metric != "kl/probe/full_init",
+            f"loss.beta_control.metric: {metric} is always 0 with reference.sync_steps 1 and reference.mixup_alpha 1",
+        ),
+        *never_measured("loss.beta_control.metric", metric, config),
+    )
+
+
+def _sync_when(config: RunConfig) -> Findings:
+    reference, when = config.reference, config.reference.sync_when
+    if when is None:
+        return ()
+    most = min(last_step(config), reference.sync_steps or last_step(config))
+    return (
+        *never_measured("reference.sync_when.metric", when.metric, config),
+        warning_if(
+            when.at_least_steps >= most,
+            f"reference.sync_when: has no effect with at_least_steps {when.at_least_steps}: a sync or the end of the run comes "
+            f"within {most} steps (reference.sync_steps, training.steps)",
         ),
     )
 
@@ -247,7 +282,7 @@ def _labels(config: RunConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _data, vllm_limits, lora_limits),
+    *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _beta_control, _sync_when, _data, vllm_limits, lora_limits),
     *(process_limits, trl_limits, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *(inert.owned_keys, inert.inert_data, inert.inert_rewards, inert.inert_shaping, inert.inert_with_one_update),
     *(inert.inert_kl, inert.long_periods, inert.unreached_bounds, inert.small_factors, inert.small_advantages),

@@ -35,7 +35,7 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
 def reference_moves(config: RunConfig) -> bool:
     """Return whether the reference may become another policy than the initial one during a run."""
     sync = config.reference.sync_steps
-    return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
+    return config.reference.sync_when is not None or (sync is not None and sync <= config.training.steps)
 
 
 def is_always_synced(config: RunConfig) -> bool:
@@ -54,17 +54,12 @@ def measures_full_kl(config: RunConfig) -> bool:
     return config.probe.every_steps is not None or (every is not None and every <= config.training.steps)
 
 
-def has_sync_rule(config: RunConfig) -> bool:
-    """Return whether a rule of the monitor may synchronise the reference."""
-    return any(rule.action == "sync" for rule in config.monitor.rules)
-
-
 def reference_moments(config: RunConfig) -> int | str | None:
-    """Return when the reference is synchronised: every so many steps, `by rule`, both in words, or None = never."""
+    """Return when the reference is synchronised: every so many steps, `by drift`, both in words, or None = never."""
     steps = config.reference.sync_steps
-    if not has_sync_rule(config):
+    if config.reference.sync_when is None:
         return steps
-    return "by rule" if steps is None else f"{steps} and by rule"
+    return "by drift" if steps is None else f"{steps} and by drift"
 
 
 def starts_server(config: RunConfig) -> bool:
@@ -111,27 +106,28 @@ def advantage_rms_factor(config: RunConfig) -> float | None:
 def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
     """Return what beta weighs beside the advantages: beta over their root mean square; NaN where that is not known.
 
-    It is known where the spread of each group divides its own advantages. A share of groups without variance scales their mean
-    square by what is left.
+    It is known where the spread of each group divides its own advantages, and beta is one number. A share of groups without
+    variance scales their mean square by what is left.
 
     Args:
         config: of the run.
         zero_std_frac: measured share of groups whose rewards are all equal, in [0, 1].
     """
     factor = advantage_rms_factor(config)
-    if factor is None or not 0 <= zero_std_frac < 1:
+    if factor is None or config.loss.beta_control is not None or not 0 <= zero_std_frac < 1:
         return math.nan
     return config.loss.beta / (factor * math.sqrt(1 - zero_std_frac))
 
 
 def weight_of_kl(config: RunConfig) -> str:
     """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
-    beta, longest = config.loss.beta, config.rollout.max_completion_tokens
+    beta, longest = f"{config.loss.beta:g}", config.rollout.max_completion_tokens
+    beta += "" if config.loss.beta_control is None else " (in the first step)"
     return {
-        "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
-        "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
-        "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
-        "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
+        "seq-mean-token-mean": f"{beta} x mean KL per token, whatever the length",
+        "token-mean": f"{beta} x mean KL per token over the batch; long completions weigh more",
+        "seq-mean-token-sum": f"{beta} x KL per completion (grows with its length)",
+        "seq-mean-token-sum-norm": f"{beta} x KL per completion / {longest} (grows with its length)",
     }[config.loss.aggregation]
 
 
@@ -164,7 +160,9 @@ def events(config: RunConfig) -> dict[str, range]:
 
 def most_syncs(config: RunConfig) -> int:
     """Return how many syncs with an effect there are at most."""
-    return last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])
+    when = config.reference.sync_when
+    by_drift = 0 if when is None else (last_step(config) - 1) // when.at_least_steps
+    return max(by_drift, len(events(config)["reference.sync_steps"]))
 
 
 def most_measurements(config: RunConfig, rule: RuleConfig) -> int:

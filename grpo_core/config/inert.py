@@ -172,7 +172,7 @@ def inert_kl(config: RunConfig) -> list[Finding]:
     """Return what acts through the KL term, or through a mismatch that the embedded sampler does not have."""
     loss, reference = config.loss, config.reference
     sync, correction = reference.sync_steps, sampler_treatment(config)
-    moved_by = "monitor.rules: action sync" if sync is None else f"reference.sync_steps: {sync}"
+    moved_by = "reference.sync_when" if sync is None else f"reference.sync_steps: {sync}"
     return [
         *(
             warning_if(

@@ -1,7 +1,7 @@
 """What an engine, an adapter or a rule of the monitor cannot do: each refused with its key, its value and the reason.
 
 Knows neither trl nor vllm. Facts of TRL: 1.16, `GRPOTrainer` and `GRPOConfig`. What it can do, and by which names, is
-`interop/trl_export.py`. Of rules: what a kind does not take, what could never be a breach, and where a sync cannot follow.
+`interop/trl_export.py`. Of rules: what a kind does not take, and what could never be a breach.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from grpo_core.config.derived import (
 )
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
-from grpo_core.config.rules import ALWAYS, OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
+from grpo_core.config.rules import ALWAYS, OF_KL, RuleConfig
 from grpo_core.config.schema import RunConfig, VllmConfig
 from grpo_core.metrics import find_metric
 
@@ -153,7 +153,7 @@ def trl_limits(config: RunConfig) -> list[Finding]:
 def _together(config: RunConfig) -> tuple[tuple[object, str, object, str], ...]:
     """Return (whether it holds, key, value, reason) of what depends on more than one key, or is out of TRL's range."""
     loss, rollout, sync_steps, lora = config.loss, config.rollout, config.reference.sync_steps, config.model.lora
-    rows = rollout.num_prompts_per_step * rollout.group_size
+    rows, control, when = rollout.num_prompts_per_step * rollout.group_size, loss.beta_control, config.reference.sync_when
     is_masked, kl_is_corrected = config.filtering.mask_truncated_completions, loss.beta and loss.kl_correction == "importance"
     return (
         (lora is not None, "model.lora", f"rank {lora.rank}" if lora else None,
@@ -163,6 +163,8 @@ def _together(config: RunConfig) -> tuple[tuple[object, str, object, str], ...]:
         (kl_is_corrected and loss.ratio == "sequence", "loss.kl_correction", "importance",
          "with loss.ratio sequence it weights each token's KL by the sequence's ratio"),
         (loss.clip_eps is None, "loss.clip_eps", None, "it always clips"),
+        (control is not None, "loss.beta_control", control and control.metric, "its beta is one number for the run"),
+        (when is not None, "reference.sync_when", when and when.metric, "its reference follows a schedule alone"),
         (sync_steps is not None and not loss.beta, "reference.sync_steps", sync_steps, "with loss.beta 0 it has no reference"),
         (rollout.group_size < 2, "rollout.group_size", rollout.group_size, "it needs at least 2 completions of a prompt"),
         (rows % loss.minibatches, "loss.minibatches", loss.minibatches,
@@ -237,7 +239,7 @@ def check_rules(config: RunConfig) -> Findings:
         *(
             finding
             for index, rule in enumerate(rules)
-            for check in (_metric, _bound, _window, _function, _sync)
+            for check in (_metric, _bound, _window, _function)
             for finding in check(f"monitor.rules.{index}", rule, config)
         ),
         *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled),
@@ -256,6 +258,20 @@ def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
     }.get(rule.kind, (-math.inf, math.inf))
 
 
+def never_measured(key: str, metric: str, config: RunConfig) -> Findings:
+    """Return a refusal of a KL that the run does not measure."""
+    return (
+        error_if(
+            metric.startswith("kl/probe/") and config.probe.every_steps is None,
+            f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
+        ),
+        error_if(
+            is_exact(metric) and exact_every(config) is None,
+            f"{key}: {metric} is measured only where reference.kl_full_every is set, here it is null",
+        ),
+    )
+
+
 def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     metric, names_one, key = rule.metric or "", rule.kind in OF_KL, f"{key}.metric"
     entry = find_metric(metric) if metric.startswith("kl/") else None
@@ -272,14 +288,7 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             names_one and entry is not None and not entry.reduction.startswith("mean"),
             f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/drift",
         ),
-        error_if(
-            names_one and metric.startswith("kl/probe/") and entry is not None and config.probe.every_steps is None,
-            f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
-        ),
-        error_if(
-            names_one and is_exact(metric) and exact_every(config) is None,
-            f"{key}: {metric} is measured only where reference.kl_full_every is set, here it is null",
-        ),
+        *(never_measured(key, metric, config) if names_one and entry is not None else ()),
         error_if(
             names_one and metric == "kl/old/k3" and is_single_update(config),
             f"{key}: kl/old/k3 is measured only with several optimizer steps a step, here is one",
@@ -317,7 +326,6 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     last, most = last_step(config), most_measurements(config, rule)
     needed = rule.steps + (rule.kind == "length_explosion")  # whose first window is what later ones are compared with
     between = " between two syncs" if rule.begins_at_syncs else ""
-    syncing = min((other.steps for other in config.monitor.rules if other.action == "sync"), default=needed)
     # The default rules are nobody's choice: in a short run, or with syncs in quick succession, they are idle.
     is_chosen = is_changed(config.monitor, "rules") or (needed <= last and not between)
     is_idle = rule.traits.window is not None and most < needed and is_chosen
@@ -334,11 +342,6 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             is_idle,
             f"{key}: {rule.name} is never a breach: it needs {needed} measurements of {rule.watched or 'figures'}, and at most "
             f"{most} are made{between} in {last} steps (training.steps)",
-        ),
-        warning_if(
-            bool(between) and syncing < needed <= most,
-            f"{key}: {rule.name} counts {needed} measurements between two syncs, and a rule may synchronise every {syncing} "
-            "steps",
         ),
     )
 
@@ -357,32 +360,5 @@ def _function(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
         error_if(
             is_custom and not is_import_path(function or ""),
             f"{key}.function: a custom rule needs module:function, such as my_rules:drift, got {function!r}",
-        ),
-    )
-
-
-def _sync(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
-    is_sync, key, watched = rule.action == "sync", f"{key}.action", rule.watched or ""
-    changed_by_sync = watched.startswith(("kl/ref/", "kl/probe/")) or rule.kind == "custom"
-    return (
-        error_if(
-            is_sync and not rule.traits.can_sync,
-            f"{key}: sync cannot follow a {rule.kind} rule; choose warn or stop",
-        ),
-        error_if(
-            is_sync and watched.startswith(UNKNOWN_BEFORE_SYNC),
-            f"{key}: {watched} is not known when the step decides on a sync; choose warn or stop",
-        ),
-        error_if(
-            is_sync and config.training.engine != "native",
-            f"{key}: sync is not possible with training.engine {config.training.engine}; use the native engine",
-        ),
-        warning_if(
-            is_sync and config.reference.sync_steps == 1,
-            f"{key}: sync has no effect with reference.sync_steps 1, which synchronises after every step",
-        ),
-        warning_if(
-            is_sync and rule.traits.can_sync and not changed_by_sync,
-            f"{key}: a sync does not change {watched}; the rule may synchronise every {rule.steps} steps",
         ),
     )

@@ -119,7 +119,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def named_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the leaves as names show them: a reference that a rule synchronises is not one that stays as it is."""
+    """Return the leaves as names show them: a reference that follows the drift is not one that stays as it is."""
     source = re.sub("^file:.*/given/", "file:", config.data.source)  # rows that were given in Python are told by their digest
     return flatten(config) | {KNOBS["ref_sync_steps"]: reference_moments(config), "data.source": source}
 

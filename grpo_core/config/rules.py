@@ -22,9 +22,7 @@ Kind = Literal[
     "stalled",
     "custom",
 ]
-Action = Literal["warn", "stop", "sync", "off"]
-UNKNOWN_BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
-"""Areas of figures that are not known when a step decides on a sync, or say nothing of the policy."""
+Action = Literal["warn", "stop", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,6 @@ class KindOfRule:
     takes_every: bool = False
     """Whether each step of the window has to be in breach, not their median."""
     unit: str = ""
-    can_sync: bool = True
-    """Whether a reference sync may be what follows."""
     advice: str = ""
     """What to do, in one clause; `{key:format}` stands for a figure of the step."""
 
@@ -76,12 +72,11 @@ KINDS: dict[Kind, KindOfRule] = {
         unit=" times that of the first steps",
         advice="see whether accuracy has grown with it, else set filtering.overlong_buffer_tokens",
     ),
-    "sampler_mismatch": KindOfRule(metric="kl/sampler/k3", window=3, unit=" nats", can_sync=False),
+    "sampler_mismatch": KindOfRule(metric="kl/sampler/k3", window=3, unit=" nats"),
     "truncated": KindOfRule(
         metric="completion/truncated_frac",
         window=3,
         bound=0.9,
-        can_sync=False,
         advice="nearly all completions are cut at {completion/tokens/max:.0f} tokens: raise rollout.max_completion_tokens",
     ),
     "no_signal": KindOfRule(
@@ -89,7 +84,6 @@ KINDS: dict[Kind, KindOfRule] = {
         window=5,
         bound=0.999,
         takes_every=True,
-        can_sync=False,
         advice="no group teaches: the rewards of each are equal ({reward/mean:.3g} on average)",
     ),
     "never_right": KindOfRule(
@@ -97,11 +91,10 @@ KINDS: dict[Kind, KindOfRule] = {
         window=10,
         bound=0.999,
         takes_every=True,
-        can_sync=False,
         advice="no completion was right: easier prompts, another model, or a verifier that reads another format",
     ),
-    "non_finite": KindOfRule(takes_bound=False, can_sync=False),
-    "stalled": KindOfRule(needs_bound=True, unit=" s", can_sync=False),
+    "non_finite": KindOfRule(takes_bound=False),
+    "stalled": KindOfRule(needs_bound=True, unit=" s"),
     "custom": KindOfRule(window=10, takes_bound=False),
 }
 ALWAYS: tuple[Kind, ...] = ("truncated", "no_signal", "never_right")
@@ -136,8 +129,7 @@ class RuleConfig(Section):
     options: PlainValues = Field(default={})
     """Keyword arguments of `function`."""
     action: Action = "warn"
-    """`stop` finishes the step under way, checkpoints and ends the run. `sync` synchronises the reference after the step, as
-    `reference.mixup_alpha` says; the `ref_sync` record names the rule as its cause. `off`: it is not checked."""
+    """`stop` finishes the step under way, checkpoints and ends the run. `off`: it is not checked."""
 
     @property
     def traits(self) -> KindOfRule:

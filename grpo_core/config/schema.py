@@ -24,6 +24,7 @@ from grpo_core.config.section import (
     Steps,
     Text,
 )
+from grpo_core.config.steering import BetaControl, SyncWhen
 
 
 def _check_dropout(value: float) -> float:
@@ -217,6 +218,8 @@ class LossConfig(Section):
 
     beta: float = Field(default=0.04, ge=0, le=1e6)
     """Weight of the KL term. 0 = no KL in the loss; every KL is measured all the same."""
+    beta_control: BetaControl | None = None
+    """Steer beta by the drift, from `beta` on; null = it stays."""
     kl_estimator: Literal["k3", "k1", "k2", "full"] = "k3"
     """What enters the loss: an estimator, or the exact KL over the vocabulary; k1, k2, k3 are measured whatever it is."""
     kl_placement: Literal["loss", "reward"] = "loss"
@@ -259,7 +262,9 @@ class ReferenceConfig(Section):
     """The reference policy of the KL term."""
 
     sync_steps: Steps | None = None
-    """The reference is synchronised after every so many steps; null = it stays the initial policy."""
+    """The reference is synchronised after every so many steps; null = not by schedule."""
+    sync_when: SyncWhen | None = None
+    """It is synchronised, too, after a step whose drift from it is above a bound; null = not by drift."""
     mixup_alpha: float = Field(default=1.0, gt=0, le=1)
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
     kl_init_every: Steps = 1

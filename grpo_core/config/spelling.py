@@ -29,6 +29,8 @@ KNOB_NAMES = {
         short="sync", name="sync period", unit="steps", null="never", where_null="where the reference never moves"
     ),
     "reference.mixup_alpha": KnobName(short="α", name="mixup α"),  # noqa: RUF001 - the letter alpha
+    "loss.beta_control.target": KnobName(short="drift-target", name="target of the drift", unit="nats per token"),
+    "reference.sync_when.above": KnobName(short="sync-above", name="drift that synchronises", unit="nats per token"),
     "model.lora": KnobName(short="adapter", name="adapter", null="none"),
     "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
 }

@@ -1,9 +1,8 @@
 """The rules of a run, applied to its figures step by step, and the alerts that come of them.
 
-`RuleBook` is a function of the figures alone, so the monitor, which reads the journal, the training, which decides about syncs,
-and a resume, which takes up the windows from the journal, come to the same. `RunRules` writes each breach of a run down once,
-and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks in `config/limits.py`, a measure below, a
-run made for it in tests/integration/test_rules_of_runs.py.
+`RuleBook` is a function of the figures alone: who reads the journal once more comes to the same. `RunRules` writes each breach
+of a run down once, and asks for its `stop`. Adding a rule: a kind in `config/rules.py`, its checks in `config/limits.py`, a
+measure below, a run made for it in tests/integration/test_rules_of_runs.py.
 """
 
 import copy
@@ -19,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from grpo_core.config import RuleConfig, RunConfig
-from grpo_core.config.rules import ALWAYS, UNKNOWN_BEFORE_SYNC
+from grpo_core.config.rules import ALWAYS
 from grpo_core.errors import cause
 from grpo_core.evaluation.held_out import is_missing, is_of_training
 from grpo_core.metrics import find_metric
@@ -37,7 +36,8 @@ MOST_TEXT = 500
 """Characters of what a function of a user's says that are kept."""
 FUNCTION_SECONDS = 60.0
 """By the clock; after it a function is not called again."""
-SYNCED = "; the reference is synchronised"
+NOT_OF_THE_POLICY = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
+"""Areas of figures that functions of users do not get."""
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
@@ -87,7 +87,7 @@ class _Window:
             is_custom, value = rule.kind == "custom", figures.get(rule.watched or "", math.nan)
             if not is_custom and math.isnan(value):  # it is not measured in this step; NaN has a rule of its own
                 return None
-            known = {key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)}
+            known = {key: value for key, value in figures.items() if not key.startswith(NOT_OF_THE_POLICY)}
             self.seen.append((step, known if is_custom else value))
             if len(self.seen) < rule.steps:
                 return None
@@ -165,33 +165,19 @@ class RuleBook:
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
             return self._begun(record.step, record.metrics, [one for one in self._windows if one.rule.kind == "non_finite"])
-        alerts = self.observe(record.step, record.metrics)
-        if record.metrics.get("ref/synced"):
-            self.note_sync(alerts)
-        return alerts
-
-    def observe(self, step: int, figures: Figures) -> list[Alert]:
-        """Return the breaches that begin with the figures of a step."""
-        self._last_step = step
-        return self._begun(step, figures, self._windows)
-
-    def note_sync(self, alerts: Sequence[Alert]) -> None:
-        """Take note that the reference was synchronised after the step that was observed last, where these breaches began.
-
-        What was measured of a KL to the reference is of another one, so these windows begin anew, and so does that of a rule
-        that has asked for the sync.
-        """
+        self._last_step = record.step
+        alerts = self._begun(record.step, record.metrics, self._windows)
         for window in self._windows:
-            has_asked = any(alert.rule is window.rule and alert.rule.action == "sync" for alert in alerts)
-            if window.rule.begins_at_syncs or has_asked:
+            if window.rule.begins_at_syncs and record.metrics.get("ref/synced"):
                 window.forget()
+        return alerts
 
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
         found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
         known = defaultdict(lambda: math.nan, figures)
         advice = [rule.traits.advice and f"; {rule.traits.advice.format_map(known)} (docs/collapse.md)" for rule, _, _ in found]
         return [
-            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{SYNCED if rule.action == 'sync' else what}")
+            Alert(rule=rule, step=step, value=value, text=f"step {step}: {text}{what}")
             for (rule, value, text), what in zip(found, advice, strict=True)
         ]
 

@@ -252,19 +252,17 @@ def _primary_faults(sweep: SweepConfig) -> dict[str, bool]:
 def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     """Refuse a sweep in which an axis has no effect, or not alone its own, or whose objective some arm does not measure."""
     idle = sum(derived.is_single_update(config) and derived.is_always_synced(config) for config in configs)
-    moved, objective = sum(map(derived.has_sync_rule, configs)), sweep.objective
+    moved, objective = sum(config.reference.sync_when is not None for config in configs), sweep.objective
     wrong, example = "is no such metric; METRICS.md lists them, for example", "eval/heldout/pass_at_1 or reward/mean"
     metric, kl_metric, found = objective.metric, objective.kl_metric, find_metric(objective.metric)
     why = "follows from the configuration alone" if metric.startswith(SCHEDULED) else ""
     why = why if found is None or found.deterministic else "depends on the machine and is another in every repetition"
     _refuse_first(
         {
-            f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps 1, "
-            "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
-            "the same setting there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
-            f"axes.{SYNC}: in {moved} of {len(configs)} settings a rule of monitor.rules (action: sync) synchronises the "
-            "reference as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis "
-            "out, or make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
+            f"axes.{BETA}: in {idle} of {len(configs)} settings the KL is always 0 (reference.sync_steps and mixup_alpha 1, "
+            "one update a rollout), so every β is the same there; sync more rarely": BETA in sweep.axes and idle > 0,
+            f"axes.{SYNC}: in {moved} of {len(configs)} settings reference.sync_when synchronises the reference as well, so "
+            "the levels are not when it moves (null is not never); leave one of them out": SYNC in sweep.axes and moved > 0,
             f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,
             f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
                 find_metric(kl_metric) is not None and kl_metric.startswith("kl/")
@@ -363,7 +361,7 @@ def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[i
     }.get(when, ("reference.kl_init_every", 1))
     measured = [step for step in steps if every is not None and step % every == 0]
     if key.startswith("kl/init/"):  # until the first sync the initial policy is the reference
-        first = 0 if derived.has_sync_rule(config) else reference.sync_steps or len(steps)
+        first = 0 if reference.sync_when is not None else reference.sync_steps or len(steps)
         full = reference.kl_full_every if derived.is_exact(key) else 1
         later = [step for step in measured if full is not None and step % full == 0 and step % reference.kl_init_every == 0]
         measured = [step for step in measured if step <= first] + [step for step in later if step > first]

@@ -15,6 +15,7 @@ from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.schema import SweepConfig
 
 SYNC, MIXUP, KEEP = "reference.sync_steps", "reference.mixup_alpha", "training.keep_at"
+BY_DRIFT = "reference.sync_when"
 Fork = tuple[int, int]
 """(arm from which a run is forked, step)."""
 
@@ -83,7 +84,8 @@ def value_of(config: RunConfig, key: str) -> Any:
 def _in_common(sweep: SweepConfig, config: RunConfig, one: Arm, other: Arm) -> int:
     """Return how many steps two arms' runs of a seed have in common, one of which is forked from the other."""
     syncs = [steps for arm in (one, other) if (steps := arm.values.get(SYNC, config.reference.sync_steps)) is not None]
-    before_sync = min(syncs, default=config.training.steps) - 1 if sweep.runs.share else 0
+    is_by_drift = config.reference.sync_when is not None or any(key.startswith(BY_DRIFT) for key in one.values)
+    before_sync = min(syncs, default=config.training.steps) - 1 if sweep.runs.share and not is_by_drift else 0
     different = [key for key in one.values if one.values[key] != other.values[key]]
     ends = [sweep.from_step.get(key, before_sync if key in (SYNC, MIXUP) else 0) for key in different]
     return max(0, min([*ends, config.training.steps - 1]))

@@ -25,7 +25,6 @@ from grpo_core.run.folder import BatchLimits, RunDir, batch_limits
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.provenance import config_here, find_model
 from grpo_core.run.reproduction import COMPARED, Identity, identity
-from grpo_core.run.rules import RuleBook
 from grpo_core.training.ending import StopRequest
 from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
@@ -60,8 +59,6 @@ class Session:
     probe: ProbeSet
     batch_limits: BatchLimits
     """How much is computed at once in each step."""
-    sync_rules: RuleBook
-    """Rules whose breach synchronises the reference after the step."""
     to_replay: dict[Identity, Record] = field(default_factory=dict)
     """What the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
@@ -128,8 +125,8 @@ class Session:
             state = replace(state, best_step=None, best_accuracy=None)  # the best of the parent is not here
         records = read_records(self.run_dir.journal_file)
         for record in supersede(records):
-            if record.step <= state.step:
-                self.sync_rules.check(record)
+            if record.kind == "step" and record.step <= state.step:
+                self.updater.steered.observe(record.metrics)
         if repeatability(self.config).is_exact:
             self.to_replay.update(
                 {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
@@ -191,7 +188,6 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
         rewards=rewards,
         verdicts=verdicts,
         batch_limits=batch_limits(run_dir),
-        sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
         updater=Updater(trainable=trainable, config=config),
         writer=CheckpointWriter(
             run_dir.checkpoints,

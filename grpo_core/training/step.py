@@ -1,6 +1,7 @@
 """One step: roll out, score, update, measure, and synchronise the reference where it is due."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -164,15 +165,14 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
-    """Return what asks for a sync after `step`, whose figures these are: its schedule, rules, or nothing."""
-    rules, settings = session.sync_rules, session.config.reference
-    alerts = rules.observe(step, figures)
+    """Return what asks for a sync after `step`, whose figures these are: its schedule, the drift, or nothing."""
+    settings, since = session.config.reference, step - session.reference.last_sync_step
     causes = [SCHEDULE] if is_every(settings.sync_steps, step) else []
-    causes += [alert.text for alert in alerts]
-    if not causes:
-        return None
-    rules.note_sync(alerts)
-    return "; ".join(causes)
+    if (when := settings.sync_when) is not None:
+        drift = figures.get(when.metric, math.nan)
+        if drift > when.above and since >= when.at_least_steps:
+            causes.append(f"{when.metric} is {drift:.4g}, above {when.above:g}")
+    return "; ".join(causes) or None
 
 
 def distance_from_reference(session: Session, step: int, cause: str | None) -> float | None:
@@ -252,6 +252,7 @@ def figures_of_policy(
             rollouts.filtered,
             rollouts.figures,
             measure.update_figures(reports),
+            {} if session.config.loss.beta_control is None else {"loss/beta": session.updater.steered.beta},
             {} if probed is None else probed.figures,
         ]
     )
@@ -295,4 +296,6 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step, cause)
         sync = sync_reference(session, rollouts, logps, distance, step, cause=cause)
-    return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)
+    done = conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)
+    session.updater.steered.observe(done.metrics)
+    return done

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
 from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
+from grpo_core.training.steering import SteeredBeta
 
 
 def build_optimizer(policy: PreTrainedModel, config: OptimizerConfig, total_steps: int) -> tuple[AdamW, LambdaLR]:
@@ -97,6 +98,11 @@ class Updater:
     trainable: Trainable
     config: RunConfig
 
+    @cached_property
+    def steered(self) -> SteeredBeta:
+        """The weight of the KL term in the step under way."""
+        return SteeredBeta(loss=self.loss)
+
     @property
     def loss(self) -> LossConfig:
         """The loss that is applied."""
@@ -120,7 +126,7 @@ class Updater:
         shaped = shape_advantages(
             rollouts.group_advantages,
             rollouts.loss_mask,
-            beta=self.loss.beta,
+            beta=self.steered.beta,
             k1_per_token=None if old_logps is None or not in_reward else k1(ref_logps - old_logps),
             whiten=self.config.advantage.whiten_advantages,
             clip=self.config.advantage.advantage_clip,
@@ -203,7 +209,7 @@ class Updater:
             advantages=batch.advantages[piece],
             loss_mask=rollouts.loss_mask[piece],
             denominators=denominators,
-            beta=loss.beta if loss.kl_placement == "loss" else 0.0,
+            beta=self.steered.beta if loss.kl_placement == "loss" else 0.0,
             # At beta 0 nothing but a measurement is left of the exact KL, and k3 measures it without a second forward pass.
             kl_estimator="k3" if loss.kl_estimator == "full" and not takes_full_kl(self.config) else loss.kl_estimator,
             kl_correction=loss.kl_correction if loss.kl_placement == "loss" else "none",

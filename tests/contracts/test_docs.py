@@ -76,6 +76,7 @@ def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_proj
     parts_of_refused_ones = {
         *("advantage.reward_shift", "advantage.reward_scale"),  # of reward_norm
         *("loss.sampler_level", "loss.sampler_bound"),  # of sampler_correction
+        *(key for key in known_keys() if key.startswith(("loss.beta_control", "reference.sync_when"))),
     }
     groups = [exported, FIXED.keys(), FIXED_KL.keys(), own, parts_of_refused_ones]
     sections = ("rollout.", "advantage.", "filtering.", "loss.", "reference.", "probe.", "optimizer.")

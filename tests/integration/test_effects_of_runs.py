@@ -31,6 +31,8 @@ EVERYTHING = {
 SEVERAL = {"loss.epochs_per_rollout": 2, "loss.minibatches": 2, "optimizer.lr": 1e-2}
 SHAPED = {"advantage.reward_norm": "batch", "advantage.scale": "none"}
 ADAPTER = {"model.lora": {"rank": 4}, "reference.mixup_alpha": 0.5, "optimizer.lr": 1e-2}
+STEERED = {"loss.beta_control": {"metric": "kl/init/full", "target": 0.01}}
+BY_DRIFT = {"reference.sync_steps": None, "reference.sync_when": {"above": 1e-9}, "probe.every_steps": 3}
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "model.dtype": ({}, "bfloat16"),
     "model.lora.rank": (ADAPTER, 2),
@@ -61,6 +63,11 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "filtering.mask_truncated_completions": ({}, True),
     "filtering.overlong_buffer_tokens": ({}, 4),
     "loss.beta": ({}, 0.5),
+    "loss.beta_control.metric": (STEERED, "kl/init/k1"),
+    "loss.beta_control.target": (STEERED, 1e-9),
+    "loss.beta_control.gain": (STEERED, 1.0),
+    "loss.beta_control.min": (STEERED, 0.039),
+    "loss.beta_control.max": ({"loss.beta_control": {"metric": "kl/init/full", "target": 1e-9}}, 0.041),
     "loss.kl_estimator": ({}, "k2"),
     "loss.kl_placement": ({"loss.kl_estimator": "k1"}, "reward"),
     "loss.kl_correction": ({}, "none"),
@@ -72,6 +79,9 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "loss.epochs_per_rollout": ({}, 2),
     "loss.minibatches": ({}, 2),
     "reference.sync_steps": ({}, 3),
+    "reference.sync_when.metric": (BY_DRIFT, "kl/probe/full"),
+    "reference.sync_when.above": (BY_DRIFT, 1e3),
+    "reference.sync_when.at_least_steps": (BY_DRIFT, 3),
     "reference.mixup_alpha": ({}, 0.5),
     "reference.kl_init_every": ({"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}, 2),
     "reference.kl_full_every": ({}, 1),

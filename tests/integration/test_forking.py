@@ -90,8 +90,10 @@ def test_more_steps_are_those_of_a_longer_run_bit_for_bit(tiny_run: MakeRun, tmp
 
 
 def test_a_fork_without_changes_is_its_parent_also_from_a_step_without_a_checkpoint(tiny_run: MakeRun, tmp_path: Path) -> None:
-    parent = tiny_run({**SETTINGS, "training.steps": 6, "probe.every_steps": 2})
-    train(parent)
+    control = {"metric": "kl/init/full", "target": 1e-5}
+    steered = {"loss.beta_control": control, "reference.kl_full_every": 1}
+    parent = tiny_run({**SETTINGS, **steered, "training.steps": 6, "probe.every_steps": 2})
+    assert len({record.metrics["loss/beta"] for record in train(parent) if record.kind == "step"}) > 3
     same = begin(f"{parent.path}@3", tmp_path / "same", {})
     assert [record.step for record in read_journal(same.journal_file) if record.kind == "step"] == [1, 2, 3]
     # While step 3 is run again it is asked to end, and resumed.

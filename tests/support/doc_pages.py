@@ -78,6 +78,7 @@ OCCASIONS: dict[When, str] = {
     "adapter_average": "At a sync of the reference",
     "multi_update": "With several updates a step, or a filter",
     "filter": "With several updates a step, or a filter",
+    "control": "With `loss.beta_control`",
     "server": "With rollouts from vLLM",
     "gpu": "On a GPU",
     "eval": "At an evaluation",

@@ -46,12 +46,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "optimizer.schedule": "linear",
         "optimizer.warmup_steps": 4,
     },
-    "by-rule": {
+    "by-drift": {
         "training.checkpoint_every": 3,
         "training.gradient_checkpointing": True,
         "reference.sync_steps": None,
         "reference.mixup_alpha": 0.5,
-        "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 1e-12, "window": 3, "action": "sync"}],
+        "reference.sync_when": {"metric": "kl/ref/full", "above": 1e-12, "at_least_steps": 3},
+        "reference.kl_full_every": 1,
+        "loss.beta_control": {"metric": "kl/init/k1", "target": 1e-6},
         "evaluation.every_steps": 3,
     },
     "compiled": {
@@ -123,9 +125,9 @@ class Variant:
 
     @property
     def sync_steps(self) -> int:
-        """Steps between two syncs: by schedule, or by a rule whose bound is crossed as soon as its window is full."""
-        windows = [rule.steps for rule in self.config.monitor.rules if rule.action == "sync"]
-        return self.config.reference.sync_steps or min(windows, default=self.steps + 1)
+        """Steps between two syncs: by schedule, or by a drift whose bound is crossed as soon as it may be."""
+        when = self.config.reference.sync_when
+        return self.config.reference.sync_steps or (self.steps + 1 if when is None else when.at_least_steps)
 
     @property
     def eval_every(self) -> int | None:

@@ -102,10 +102,6 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
         {"reference.sync_steps": 9} | rules({"kind": "kl_rate", "metric": "kl/ref/drift"}),
         ["kl_rate.kl/ref/drift is never a breach", "at most 9 are made between two syncs"],
     ),
-    (
-        rules({"kind": "kl_rate", "metric": "kl/ref/drift"}, BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),
-        ["kl_rate.kl/ref/drift counts 10 measurements between two syncs", "every 5 steps"],
-    ),
     ({"training.steps": 10} | rules({"kind": "length_explosion"}), ["length_explosion is never a breach", "11 measurements"]),
     (
         rules({"kind": "length_explosion", "bound": 9}) | {"rollout.max_completion_tokens": 8},
@@ -115,9 +111,8 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     (rules({"kind": "entropy_collapse", "bound": 50}), ["monitor.rules.0.bound: 50 is always a breach", "0 and 16.12"]),
     (rules({"kind": "zero_variance", "bound": 1.0}), ["monitor.rules.0.bound: 1 is never a breach", "between 0 and 1"]),
     (
-        {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}
-        | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync", "window": 1}),
-        ["monitor.rules.0.action: sync has no effect with reference.sync_steps 1"],
+        {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5, "reference.sync_when.above": 0.1},
+        ["reference.sync_when: has no effect with at_least_steps 1", "within 1 steps (reference.sync_steps"],
     ),
     ({"reference.kl_full_every": 200}, ["reference.kl_full_every: 200", "the exact drift of a step is not measured"]),
     (
@@ -137,8 +132,8 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
         ["kl_budget.kl/init/full is never a breach", "at most 2 are made in 100 steps"],  # 50, 100
     ),
     (
-        {"loss.beta": 0} | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),
-        ["monitor.rules: action sync changes only what is measured with loss.beta 0"],
+        {"loss.beta": 0, "reference.sync_when.above": 0.1},
+        ["reference.sync_when changes only what is measured with loss.beta 0"],
     ),
 ]
 

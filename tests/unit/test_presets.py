@@ -69,6 +69,10 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
         ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β 0 · G 8 · sync 10 · s0"),
         ({"reference.sync_steps": None, "training.seed": 2}, "β 0.04 · G 6 · sync never · s2"),
         ({"training.steps": 20, "tracking.experiment": "x"}, "β 0.04 · G 6 · sync 12 · s0 · steps 20"),
+        (
+            {"loss.beta_control.target": 0.1},
+            "β 0.04 · G 6 · sync 12 · drift-target 0.1 · s0 · metric kl/init/drift · +1 more",
+        ),
         ({"model.source": "m" * 40}, f"β 0.04 · G 6 · sync 12 · s0 · source {'m' * 23}…"),
         ({"training.steps": 20, "training.seed": 2}, "β 0.04 · G 6 · sync 12 · s2 · steps 20"),
         (
@@ -82,13 +86,10 @@ def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], n
     assert run_name(resolved.config, resolved) == name
 
 
-@pytest.mark.parametrize(("steps", "words"), [(None, "sync by rule"), (3, "sync 3 and by rule")])
-def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
-    rule = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
-    syncs = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
+@pytest.mark.parametrize(("steps", "words"), [(None, "sync by drift"), (3, "sync 3 and by drift")])
+def test_a_reference_that_follows_the_drift_is_named_so(steps: int | None, words: str) -> None:
+    syncs = load("quickstart", {"reference.sync_steps": steps, "reference.sync_when.above": 0.1})
     assert f" {words} " in f" {run_name(syncs.config, syncs)} "
-    warns = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
-    assert f" sync {steps or 'never'} " in f" {run_name(warns.config, warns)} "
 
 
 def test_an_experiment_of_mlflow_is_the_project(tmp_path: Path) -> None:

@@ -123,12 +123,12 @@ def test_what_a_kind_of_rule_measures(kind: Any, key: str, values: list[float], 
 def test_the_advice_names_the_figures_of_the_step() -> None:
     book = RuleBook(rules_in_force(RunConfig()))
     figures = {
-        "completion/truncated_frac": 1.0,
-        "completion/tokens/max": 24.0,
-        "reward/mean": 0.0123,
-        "group/zero_std_frac": 1.0,
+        "completion__truncated_frac": 1.0,
+        "completion__tokens__max": 24.0,
+        "reward__mean": 0.0123,
+        "group__zero_std_frac": 1.0,
     }
-    said = [alert.text for step in range(1, 6) for alert in book.observe(step, figures)]
+    said = [alert.text for step in range(1, 6) for alert in book.check(record(step, **figures))]
     assert [text.partition("; ")[2] for text in said] == [
         "nearly all completions are cut at 24 tokens: raise rollout.max_completion_tokens (docs/collapse.md)",
         "no group teaches: the rewards of each are equal (0.0123 on average) (docs/collapse.md)",
@@ -240,37 +240,15 @@ def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(monkeypatch:
 # Syncs and resumes
 
 
-def syncing(window: int = 3) -> RuleConfig:
-    return RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=window, action="sync")
-
-
-def test_a_rule_that_has_asked_for_a_sync_begins_a_new_window() -> None:
-    book, found = RuleBook([syncing()]), []
-    for step in range(1, 10):  # the sync changes nothing here: it is asked for again as soon as the window is full
-        alerts = book.observe(step, {"kl/ref/drift": 1.0})
-        found += [alert.step for alert in alerts]
-        if alerts:
-            book.note_sync(alerts)
-    assert found == [3, 6, 9]
-
-
-def test_a_sync_of_the_schedule_begins_new_windows_of_the_kl_to_the_reference() -> None:
-    """The median over both references would be 0.11: the reference would be synchronised again when the KL is 0.01."""
-    asking = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5, action="sync")
-    warning = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5)
+def test_a_sync_begins_new_windows_of_the_kl_to_the_reference() -> None:
+    """The median over both references would be 0.11, an alert when the KL is 0.01."""
+    of_reference = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5)
     of_initial = RuleConfig(kind="kl_budget", metric="kl/init/drift", bound=0.1, window=5)
-    training, monitor = RuleBook([asking]), RuleBook([warning, of_initial])
-    said = []
+    monitor, said = RuleBook([of_reference, of_initial]), []
     for step, kl in enumerate([0.06, 0.11, 0.12, 0.13, 0.01], 1):
-        figures = {"kl/ref/drift": kl, "kl/init/drift": 0.2}
-        alerts = training.observe(step, figures)
-        if step == 4:
-            training.note_sync(alerts)
-        is_synced = {"ref/synced": float(step == 4)}
-        said += [alert.rule for alert in (*alerts, *monitor.check(Record(
-            seq=0, time="", kind="step", step=step, data={"metrics": {**figures, **is_synced}}
-        )))]  # fmt: skip
-    assert said == [of_initial]
+        figures = {"kl/ref/drift": kl, "kl/init/drift": 0.2, "ref/synced": float(step == 4)}
+        said += monitor.check(Record(seq=0, time="", kind="step", step=step, data={"metrics": figures}))
+    assert [alert.rule for alert in said] == [of_initial]
 
 
 @given(
@@ -281,46 +259,32 @@ def test_a_sync_of_the_schedule_begins_new_windows_of_the_kl_to_the_reference() 
 def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[float, float]], deaths: Any) -> None:
     """However often a run dies and goes back, what is said from there on is what a run that never died says."""
     rules = [
-        syncing(),
+        RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=3),
         RuleConfig(kind="kl_rate", metric="kl/ref/drift", window=4, bound=0.05),
         RuleConfig(kind="length_explosion", window=2, bound=1.5),
         RuleConfig(kind="custom", function=f"{__name__}:high", window=2),
     ]
 
-    made: dict[int, Record] = {}
-
-    def step_record(step: int, book: RuleBook, book_of_sync: RuleBook) -> list[str]:
+    def step_record(step: int, book: RuleBook) -> list[str]:
         kl, length = figures[step - 1]
-        known = {"kl/ref/drift": kl, "completion/tokens/mean": 1 + length}
-        alerts = book_of_sync.observe(step, known)
-        if alerts:
-            book_of_sync.note_sync(alerts)
-        synced = {"ref/synced": float(bool(alerts))}
-        data = {"metrics": {**known, **synced, "time/step_seconds": step / 7}}
-        made[step] = Record(seq=0, time="", kind="step", step=step, data=data)
-        return [alert.text for alert in book.check(made[step])]
+        known = {"kl/ref/drift": kl, "completion/tokens/mean": 1 + length, "ref/synced": float(kl > 0.8)}
+        data = {"metrics": {**known, "time/step_seconds": step / 7}}
+        return [alert.text for alert in book.check(Record(seq=0, time="", kind="step", step=step, data=data))]
 
-    def books() -> tuple[RuleBook, RuleBook]:
-        return RuleBook(rules), RuleBook(rules[:1])
-
-    whole, whole_sync = books()
-    expected = {step: step_record(step, whole, whole_sync) for step in range(1, len(figures) + 1)}
-    book, sync_book = books()
+    whole = RuleBook(rules)
+    expected = {step: step_record(step, whole) for step in range(1, len(figures) + 1)}
+    book = RuleBook(rules)
     found: dict[int, list[str]] = {}
     step = 0
     plan = iter(deaths)
     death = next(plan, None)
     while step < len(figures):
         step += 1
-        found[step] = step_record(step, book, sync_book)
+        found[step] = step_record(step, book)
         if death is not None and step == min(death[0] + 1, len(figures)):
             step = max(0, step - death[1])
             death = next(plan, None)
-            resumed = Record(seq=0, time="", kind="resume", step=step, data={})
-            book.check(resumed)
-            sync_book = books()[1]  # of another process, which takes up its windows from the journal
-            for at in range(1, step + 1):
-                sync_book.check(made[at])
+            book.check(Record(seq=0, time="", kind="resume", step=step, data={}))
     assert found == expected
 
 

@@ -9,6 +9,7 @@ from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, arm_has_ended, grid, next_run, runs_in_order
 from grpo_core.sweep.plan import describe_plan, load_sweep, make_plan
+from grpo_core.sweep.sharing import forks
 
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 BASE: dict[str, Any] = {
@@ -16,7 +17,6 @@ BASE: dict[str, Any] = {
     "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
     "hold": "completions",
 }
-SYNC_RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
 ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}}
 
 
@@ -41,8 +41,8 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
             ["axes.loss.beta", "2 of 4 settings", "always 0"],
         ),
         (
-            {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"monitor.rules": [SYNC_RULE]}},
-            ["axes.reference.sync_steps: in 2 of 2 settings a rule of monitor.rules (action: sync)", "null would not be never"],
+            {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"reference.sync_when.above": 0.1}},
+            ["axes.reference.sync_steps: in 2 of 2 settings reference.sync_when synchronises", "null is not never"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
@@ -129,6 +129,26 @@ def test_runs_on_gpus_are_as_many_at_a_time_as_have_their_own_and_a_stored_sweep
     assert make_plan({**values, "runs": {"where": "deployment"}}).sweep.runs.concurrency == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert make_plan(sweep.model_dump(mode="json")).sweep.runs.concurrency == 4
+
+
+def test_what_the_drift_steers_can_be_an_axis() -> None:
+    axes = {"loss.beta_control.target": [0.05, 0.1], "reference.sync_when.above": [0.1, 0.2]}
+    plan = make_plan({"base": "quickstart", "axes": axes, "overrides": {"reference.sync_steps": None}})
+    steered = [(config.loss.beta_control, config.reference.sync_when) for config in plan.configs]
+    assert [(control.target, when.above) for control, when in steered if control and when] == [
+        *((0.05, 0.1), (0.05, 0.2), (0.1, 0.1), (0.1, 0.2))
+    ]
+    assert "  0  drift-target 0.05 · sync-above 0.1: " in "\n".join(describe_plan(plan))
+    assert "effective beta 0.04 (in the first step) x mean KL" in "\n".join(describe_plan(plan))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"reference.sync_when": {"above": 0.1}}], ids=["schedule", "drift"])
+def test_where_the_drift_synchronises_no_steps_are_known_to_be_shared(overrides: dict[str, Any]) -> None:
+    axes = {"reference.mixup_alpha": [0.5, 1.0]}
+    overrides = {"reference.sync_steps": 12, **overrides}
+    plan = make_plan({"base": "quickstart", "axes": axes, "overrides": overrides, "runs": {"share": True}})
+    arms = {number: Arm(number=number, values=values) for number, values in enumerate(grid(plan.sweep))}
+    assert forks(plan.sweep, plan.base, arms) == ({1: (0, 11)} if len(overrides) == 1 else {})
 
 
 def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:

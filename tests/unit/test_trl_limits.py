@@ -34,6 +34,8 @@ REFUSED = [
         "by the sequence's ratio",
     ),
     ({"loss.clip_eps": None}, "loss.clip_eps: None", "always clips"),
+    ({"loss.beta_control.target": 0.1}, "loss.beta_control: kl/init/drift", "one number"),
+    ({"reference.sync_when.above": 0.1}, "reference.sync_when: kl/ref/drift", "a schedule alone"),
     ({"loss.sampler_correction": "mask"}, "loss.sampler_correction: mask", "needs vLLM"),
     ({"loss.beta": 0.0, "reference.sync_steps": 5}, "reference.sync_steps: 5", "has no reference"),
     ({"training.max_tokens": 9000}, "training.max_tokens: 9000", "counts steps alone"),

@@ -259,7 +259,8 @@ def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
 
 def test_kl_as_a_reward_changes_the_advantages_and_leaves_the_loss_without_it(tiny_model, batch):
     logps, _ = logps_of(tiny_model, batch)
-    one = updater(tiny_model, kl_placement="reward", kl_estimator="k1", beta=0.5)
+    one = updater(tiny_model, kl_placement="reward", kl_estimator="k1", beta=0.1)
+    one.steered.beta = 0.5
     assert one.needs_old_logps
     shaped = one.prepare(batch, logps - 0.2, logps)
     # k1 is 0.2 at every token, so a token with n tokens to go (itself included) loses 0.5 * 0.2 n
