@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.experiment import check, import_settings, init
-from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt
+from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt, why
 from flows.cli.run import evaluate, fork, join, print_how_to_resume, reproduce, sweep, train
 from flows.cli.stack import down, ui, up
 from flows.signals import ended_like_ctrl_c
@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "runs": runs,
         "status": status,
         "samples": samples,
+        "why": why,
         "try": try_prompt,
         "compare": compare,
         "report": report,

@@ -361,6 +361,7 @@ def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[i
         "probe": ("probe.every_steps", config.probe.every_steps),
         "sync": ("reference.sync_steps", reference.sync_steps),
         "exact": ("reference.kl_full_every", derived.exact_every(config)),
+        "noise": ("training.noise_scale_every", config.training.noise_scale_every),
         "multi_update": ("loss.epochs_per_rollout", None if derived.is_single_update(config) else 1),
     }.get(when, ("reference.kl_init_every", 1))
     measured = [step for step in steps if every is not None and step % every == 0]

@@ -21,6 +21,7 @@ from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
+from grpo_core.run.black_box import write_tokens
 from grpo_core.run.journal import Kind, Record, read_journal
 from grpo_core.run.reproduction import EXACT, IN_OTHER_PASSES, differences, identity
 from grpo_core.training.batch import completions_table, write_table
@@ -108,8 +109,10 @@ def record(session: Session, result: StepResult) -> None:
 
 
 def write_tables(session: Session, result: StepResult) -> None:
-    """Write the completions table of a step, where that is due or it is the run's first or last, and that of its probe."""
+    """Write the worst tokens of a step, its table of completions where that is due or it is an end of the run, and its probe."""
     step, training = result.state.step, session.config.training
+    if result.worst:  # TRL's engine has none
+        write_tokens(session.run_dir, step, result.worst)
     if is_every(training.completions_every, step) or step == 1 or is_over(training, result.state):
         write_completions(session, result)
     if result.probed is not None:

@@ -80,6 +80,7 @@ OCCASIONS: dict[When, str] = {
     "filter": "With several updates a step, or a filter",
     "server": "With rollouts from vLLM",
     "gpu": "On a GPU",
+    "noise": "Every `training.noise_scale_every` steps",
     "eval": "At an evaluation",
 }
 
