@@ -176,12 +176,6 @@ def grpo_loss(
         surrogate = surrogate * sampler_weights
     of_policy, of_kl = weights * surrogate, weights * kl_term(ref_log_ratio, log_ratio, kl_estimator, kl_correction, full_kl)
     policy, kl = of_policy.sum(), of_kl.sum()
-    total = policy + beta * kl if beta else policy
-    return LossTerms(
-        total=total,
-        policy=policy.detach(),
-        kl=kl.detach(),
-        ratio=used.detach().exp(),
-        log_ratio=log_ratio.detach(),
-        per_token=(of_policy + beta * of_kl if beta else of_policy).detach(),
-    )
+    total, per_token = (policy + beta * kl, of_policy + beta * of_kl) if beta else (policy, of_policy)
+    shown = {"policy": policy, "kl": kl, "ratio": used.exp(), "log_ratio": log_ratio, "per_token": per_token}
+    return LossTerms(total=total, **{name: value.detach() for name, value in shown.items()})

@@ -29,7 +29,7 @@ from grpo_core.run.journal import Record
 from grpo_core.run.samples import kept_steps, read_groups
 from grpo_core.run.summary import raised_alerts
 
-WIDTH, OF_OUTCOME, RECENT, FEWEST, LASTS, BEST_OF = 10.0, 6.0, 20, 5, 3, 5
+WIDTH, OF_OUTCOME, RECENT, FEWEST, LASTS, BEST_OF = 10.0, 6.0, 20, 6, 3, 5
 NORMAL = 1.4826
 """Standard deviations in a median absolute deviation of normal noise, inverted."""
 SHOWN_GROUPS, SHOWN_COMPLETIONS, SHOWN_ALERTS = 3, 2, 10

@@ -354,8 +354,7 @@ def _deciding(sweep: SweepConfig) -> dict[str, str]:
 def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[int]]:
     """Return the key that says how often a run measures a metric of steps, its value, and the steps at which it does."""
     metric, reference, steps = find_metric(key), config.reference, range(1, config.training.steps + 1)
-    when: str = "probe" if metric is not None and metric.is_probe else "step" if metric is None else metric.when
-    when = "distance" if key == "ref/param_distance" else when
+    when: str = "distance" if key == "ref/param_distance" else "step" if metric is None else metric.when
     name, every = {
         "distance": ("reference.distance_every", reference.distance_every),
         "probe": ("probe.every_steps", config.probe.every_steps),

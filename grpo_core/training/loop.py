@@ -109,7 +109,7 @@ def record(session: Session, result: StepResult) -> None:
 
 
 def write_tables(session: Session, result: StepResult) -> None:
-    """Write the worst tokens of a step, its table of completions where that is due or it is an end of the run, and its probe."""
+    """Write the worst tokens of a step, its completions where that is due or it is the run's first or last, and its probe."""
     step, training = result.state.step, session.config.training
     if result.worst:  # TRL's engine has none
         write_tokens(session.run_dir, step, result.worst)

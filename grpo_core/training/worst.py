@@ -30,13 +30,11 @@ def worst_tokens(
     """
     rollouts = batch.rollouts
     other, whom = (logps.ref, "reference") if logps.initial is None else (logps.initial, "initial policy")
+    whole = shares.sum().clamp(min=torch.finfo(shares.dtype).tiny)
     kinds = {
         f"k1 to the {whom}, nats": (logps.old - other, rollouts.completion_mask),
         "ratio": (ratios, rollouts.loss_mask & (ratios > 1)),
-        "share of the loss": (
-            shares / shares.sum().clamp(min=torch.finfo(shares.dtype).tiny),
-            rollouts.loss_mask & (shares > 0),
-        ),
+        "share of the loss": (shares / whole, rollouts.loss_mask & (shares > 0)),
     }
     found = []
     for kind, (values, mask) in kinds.items():
@@ -52,11 +50,8 @@ def worst_tokens(
 
 
 def _around(policy: Policy, batch: TrainingBatch, row: int, position: int) -> dict[str, object]:
-    rollouts = batch.rollouts
-    ids, prompt = (
-        rollouts.completion_ids[row][rollouts.completion_mask[row]].tolist(),
-        rollouts.prompts[row // rollouts.group_size],
-    )
+    rollouts, prompt = batch.rollouts, batch.rollouts.prompts[row // batch.rollouts.group_size]
+    ids = rollouts.completion_ids[row][rollouts.completion_mask[row]].tolist()
     before, token, after = policy.tokenizer.batch_decode([ids[:position], ids[position : position + 1], ids[position + 1 :]])
     return {
         "position": position,
