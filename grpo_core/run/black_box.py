@@ -6,11 +6,12 @@ some steps, writes it: the training checks no rule for this, and no figure depen
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_core.machine.disk import durable_folder, read_json, whole_or_gone, write_json
+from grpo_core.machine.disk import durable_folder, read_json, write_json
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.journal import finite
 
@@ -19,22 +20,23 @@ BEFORE = 20
 RING = 2 * BEFORE
 """Newest steps that have a file: the monitor may be some steps late."""
 
+logger = logging.getLogger(__name__)
 Tokens = Sequence[Mapping[str, Any]]
 
 
 def write_tokens(run_dir: RunDir, step: int, tokens: Tokens) -> None:
     """Write the worst tokens of a step, about 5 kB, and remove what has left the ring and precedes no alert.
 
-    Raises:
-        DiskFullError: the disk is full; nothing of the file is left.
+    What cannot be written is left out: a run does not end for it.
     """
-    file = durable_folder(run_dir.black_box) / f"step_{step:06d}.json"
-    with whole_or_gone(f"the worst tokens of step {step}", file):
-        write_json(file, finite(list(tokens)))
+    try:
+        write_json(durable_folder(run_dir.black_box) / f"step_{step:06d}.json", finite(list(tokens)))
+    except OSError as error:
+        logger.warning("worst tokens of step %d not written: %s", step, error)
     first = {alert.rule: alert.step for alert in reversed(monitor_alerts(run_dir)) if alert.rule}
     for old, path in _files(run_dir).items():
         if old <= step - RING and not any(fired - BEFORE < old <= fired for fired in first.values()):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def read_tokens(run_dir: RunDir, last_step: int) -> dict[int, Tokens]:

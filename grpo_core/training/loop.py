@@ -97,6 +97,8 @@ def record(session: Session, result: StepResult) -> None:
         write_tables(session, result)
     judged = result.batch.rollouts.judged + (() if probed is None else probed.judged)
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
+    if result.worst:  # TRL's engine has none, nor have further processes
+        write_tokens(session.run_dir, step, result.worst)
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"step {step}: update {number} of {len(result.reports)} was not applied"
@@ -109,10 +111,8 @@ def record(session: Session, result: StepResult) -> None:
 
 
 def write_tables(session: Session, result: StepResult) -> None:
-    """Write the worst tokens of a step, its completions where that is due or it is the run's first or last, and its probe."""
+    """Write the completions table of a step, where that is due or it is the run's first or last, and that of its probe."""
     step, training = result.state.step, session.config.training
-    if result.worst:  # TRL's engine has none
-        write_tokens(session.run_dir, step, result.worst)
     if is_every(training.completions_every, step) or step == 1 or is_over(training, result.state):
         write_completions(session, result)
     if result.probed is not None:
