@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 When = Literal[
-    "step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "control", "eval", "server", "gpu"
+    "step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "control", "eval", "server", "gpu", "noise"
 ]
 _KL, _AS_FULL = "sum_v pi (log pi - log pi_0)", "as kl/probe/full_init"
 
@@ -38,7 +38,8 @@ class Metric:
     """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
     """`step`: every step; the others only where it happens: a sum over the vocabulary (`reference.kl_full_every`), several
-    updates, a sync, an average of adapters, a probe, a filter, a steered beta, an evaluation, rollouts from a server, a GPU."""
+    updates, a sync, an average of adapters, a probe, a filter, a steered beta, an evaluation, rollouts from a server, a GPU, the
+    gradients of single prompts (`training.noise_scale_every`)."""
 
     @property
     def is_probe(self) -> bool:
@@ -225,6 +226,14 @@ REGISTRY: tuple[Metric, ...] = (
     # Optimizer
     _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last", "none: as optimizer.schedule says"),
     _m("optim/grad_norm", "gradient norm before clipping", "||g||_2", "-", "mean over optimizer steps", "finite"),
+    _m("optim/noise_scale", "gradient noise scale, the batch that it suggests: with as many prompts a step the noise of the "
+       "gradient is as large as the gradient; absent where optim/grad_signal is not above 0",
+       "optim/grad_variance / optim/grad_signal", "prompts", "last",
+       "near num_prompts_per_step; a ratio, so average the two apart", when="noise"),
+    _m("optim/grad_variance", "variance of the gradient of one prompt", "(mean_p |g_p|^2 - |g|^2) / (1 - 1/P)", "-",
+       "mean over prompts", "none: in the units of the loss", when="noise"),
+    _m("optim/grad_signal", "square of the expected gradient, unbiased: may be negative in a step",
+       "(P |g|^2 - mean_p |g_p|^2) / (P - 1)", "-", "mean over prompts", "none: in the units of the loss", when="noise"),
     _m("optim/skipped_updates", "updates that were not applied: loss or gradient not finite", "-", "updates", "sum", "0"),
     # Time and throughput
     _time("time/rollout_seconds", "sampling"),

@@ -12,7 +12,7 @@ import typer
 
 from flows.cli.experiment import check, import_settings, init
 from flows.cli.fork import fork
-from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt
+from flows.cli.results import clean, compare, export, report, runs, samples, status, track, try_prompt, why
 from flows.cli.run import evaluate, join, print_how_to_resume, reproduce, train
 from flows.cli.stack import down, ui, up
 from flows.cli.sweep import sweep
@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "runs": runs,
         "status": status,
         "samples": samples,
+        "why": why,
         "try": try_prompt,
         "compare": compare,
         "report": report,

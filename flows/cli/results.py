@@ -1,4 +1,4 @@
-"""The verbs of the `grpo` command about what has run: list, look, show, report, compare, track, export, clean."""
+"""The verbs of the `grpo` command about what has run: list, look, show, why, report, compare, track, export, clean."""
 
 import os
 from collections import Counter
@@ -207,6 +207,15 @@ def samples(
         ]
         for (is_right, line), count in Counter(lines).items():
             echo(f"{count:4} {line}", fg={True: "green", False: "red", None: None}[is_right])
+
+
+def why(run: Annotated[Path, typer.Argument(help="A run, finished or not.", parser=run_path, metavar="RUN")]) -> None:
+    """Print when a run went wrong, which figure moved first, its worst tokens, and completions before and after."""
+    from grpo_core.run.curves import Run
+    from grpo_core.run.why import explain
+
+    for line in explain(Run(run)):
+        echo(line)
 
 
 def compare(

@@ -75,6 +75,8 @@ class LossTerms:
     """[B, T] the ratio that the surrogate used, no gradient."""
     log_ratio: Float[Tensor, "B T"]
     """[B, T] log rho_t of each token, no gradient."""
+    per_token: Float[Tensor, "B T"]
+    """[B, T] what each token adds to the total, no gradient."""
 
 
 def surrogate_log_ratio(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], level: Ratio) -> Float[Tensor, "B T"]:
@@ -172,9 +174,8 @@ def grpo_loss(
     surrogate = clipped_surrogate(used, advantages, clip_eps, clip_eps_high, dual_clip)
     if sampler_weights is not None:
         surrogate = surrogate * sampler_weights
-    policy = (weights * surrogate).sum()
-    kl = (weights * kl_term(ref_log_ratio, log_ratio, kl_estimator, kl_correction, full_kl)).sum()
-    total = policy + beta * kl if beta else policy
-    return LossTerms(
-        total=total, policy=policy.detach(), kl=kl.detach(), ratio=used.detach().exp(), log_ratio=log_ratio.detach()
-    )
+    of_policy, of_kl = weights * surrogate, weights * kl_term(ref_log_ratio, log_ratio, kl_estimator, kl_correction, full_kl)
+    policy, kl = of_policy.sum(), of_kl.sum()
+    total, per_token = (policy + beta * kl, of_policy + beta * of_kl) if beta else (policy, of_policy)
+    shown = {"policy": policy, "kl": kl, "ratio": used.exp(), "log_ratio": log_ratio, "per_token": per_token}
+    return LossTerms(total=total, **{name: value.detach() for name, value in shown.items()})

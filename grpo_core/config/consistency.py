@@ -49,6 +49,11 @@ def _rollout(config: RunConfig) -> Findings:
             f"(rollout.num_prompts_per_step x rollout.group_size); lower it to at most {rows}",
         ),
         error_if(
+            config.training.noise_scale_every is not None and (minibatches > 1 or rollout.num_prompts_per_step < 2),
+            f"training.noise_scale_every: {config.training.noise_scale_every} needs loss.minibatches 1 (here {minibatches}) "
+            f"and at least 2 rollout.num_prompts_per_step (here {rollout.num_prompts_per_step})",
+        ),
+        error_if(
             buffer is not None and buffer > rollout.max_completion_tokens,
             f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens "
             f"{rollout.max_completion_tokens}; lower it",

@@ -153,6 +153,7 @@ def events(config: RunConfig) -> dict[str, range]:
         "probe.every_steps": (config.probe.every_steps, config.probe.every_steps, last),
         "evaluation.every_steps": (config.evaluation.every_steps, config.evaluation.every_steps, last),
         "training.checkpoint_every": (training.checkpoint_every, training.checkpoint_every, last - 1),
+        "training.noise_scale_every": (training.noise_scale_every, training.noise_scale_every, last),
         "training.completions_every": (training.completions_every, training.completions_every, last),
     }
     return {key: range(first, end + 1, period) if period and first else range(0) for key, (period, first, end) in every.items()}

@@ -218,6 +218,7 @@ NEVER = {
     "probe.every_steps": "the probe set is not measured",
     "evaluation.every_steps": "the only evaluation during training comes after the last one",
     "training.checkpoint_every": "the only checkpoint is that of the last one",
+    "training.noise_scale_every": "the gradient noise scale is not measured",
     "training.completions_every": "only the first and the last step keep a table of completions",
 }
 """Key of a period -> what becomes of it where it is too long for the run."""

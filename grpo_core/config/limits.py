@@ -130,6 +130,7 @@ FIXED = {
     "training.gradient_checkpointing": "its switch puts the model into training mode, with dropout",
     "training.max_tokens": "it counts steps alone",
     "training.processes": "it is one process here",
+    "training.noise_scale_every": "it takes each prompt's gradient in passes of its own",
 }
 """Keys that have to stay at their defaults, or none, and why."""
 FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL term is k3 in the loss")

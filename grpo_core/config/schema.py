@@ -345,6 +345,9 @@ class TrainingConfig(Section):
     """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
     completions_every: Steps = 1
     """The completions table is written every so many steps, of the first step, and of the last one before each end."""
+    noise_scale_every: Steps | None = None
+    """Every so many steps the gradient noise scale is measured, in passes of their own that cost about another update; null =
+    never. Needs two prompts a step and `loss.minibatches: 1`."""
     python: Text | None = None
     """Interpreter of the training process (an environment of its own); null = the one that started it."""
 

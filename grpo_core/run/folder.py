@@ -7,6 +7,7 @@ given/                      of a run from Python: the source of its reward funct
 journal.jsonl               the truth; journal.damaged-<time>.jsonl after a repair
 alerts.jsonl                one line an alert of the monitor: the journal itself has one writer, the training
 completions/  probe/        one Parquet table a step, or a measurement of the probe set
+blackbox/                   the worst tokens of the newest steps, and of those before an alert (`black_box.py`)
 checkpoints/                step_NNNNNN folders
 index.html                  the page of the run
 summary.json                what the run reached; a flow that has written it is complete
@@ -61,6 +62,7 @@ class RunDir(FlowDir):
     given = Place("given")
     completions = Place("completions")
     probe = Place("probe")
+    black_box = Place("blackbox")
     checkpoints = Place("checkpoints")
     eval = Place("eval")
     report = Place("report")
@@ -134,7 +136,7 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.parent, self.source)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file, self.page)
-        logs = (self.given, self.ranks, self.tracking_file, self.alerts_file, self.process_file, self.stop_file)
+        logs = (self.given, self.black_box, self.ranks, self.tracking_file, self.alerts_file, self.process_file, self.stop_file)
         for place in (*folders, *settings, *logs):
             remove(place)
 

@@ -350,13 +350,13 @@ def _deciding(sweep: SweepConfig) -> dict[str, str]:
 def measured_steps(config: RunConfig, key: str) -> tuple[str, int | None, list[int]]:
     """Return the key that says how often a run measures a metric of steps, its value, and the steps at which it does."""
     metric, reference, steps = find_metric(key), config.reference, range(1, config.training.steps + 1)
-    when: str = "probe" if metric is not None and metric.is_probe else "step" if metric is None else metric.when
-    when = "distance" if key == "ref/param_distance" else when
+    when: str = "distance" if key == "ref/param_distance" else "step" if metric is None else metric.when
     name, every = {
         "distance": ("reference.distance_every", reference.distance_every),
         "probe": ("probe.every_steps", config.probe.every_steps),
         "sync": ("reference.sync_steps", reference.sync_steps),
         "exact": ("reference.kl_full_every", derived.exact_every(config)),
+        "noise": ("training.noise_scale_every", config.training.noise_scale_every),
         "multi_update": ("loss.epochs_per_rollout", None if derived.is_single_update(config) else 1),
     }.get(when, ("reference.kl_init_every", 1))
     measured = [step for step in steps if every is not None and step % every == 0]

@@ -21,6 +21,7 @@ from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
+from grpo_core.run.black_box import write_tokens
 from grpo_core.run.journal import Kind, Record, read_journal
 from grpo_core.run.reproduction import EXACT, IN_OTHER_PASSES, differences, identity
 from grpo_core.training.batch import completions_table, write_table
@@ -97,6 +98,8 @@ def record(session: Session, result: StepResult) -> None:
         write_tables(session, result)
     judged = result.batch.rollouts.judged + (() if probed is None else probed.judged)
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
+    if result.worst:  # TRL's engine has none, nor have further processes
+        write_tokens(session.run_dir, step, result.worst)
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"step {step}: update {number} of {len(result.reports)} was not applied"

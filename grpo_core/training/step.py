@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,9 +21,11 @@ from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch, filter_rows, overlong_penalty
 from grpo_core.training.ending import is_every
 from grpo_core.training.measure import Clock
+from grpo_core.training.noise import noise_figures
 from grpo_core.training.probe import Probed
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
+from grpo_core.training.worst import worst_tokens
 from grpo_core.types import SCHEDULE, Mean, Prompt, RefSync
 
 
@@ -98,6 +100,8 @@ class StepResult:
     """Of its optimizer steps."""
     probed: Probed | None
     """None where the probe was not due."""
+    worst: Sequence[Mapping[str, object]] = ()
+    """Its worst tokens."""
 
     def digest(self) -> str:
         """Return the SHA-256 of what every process of a training must hold alike after the step."""
@@ -292,10 +296,12 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
         probed = probe(session, step)
     batch, result, logps = update(session, rollouts, step, clock)
     figures = figures_of_policy(session, batch, logps, result.steps, probed)
+    figures |= measure.registry_figures([noise_figures(result.prompt_squares, result.steps[0].grad_norm ** 2)])
+    worst = worst_tokens(session.policy, batch, logps, result.ratios, result.shares) if session.world.is_first else ()
     cause = why_synced(session, step, figures)
     with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step, cause)
         sync = sync_reference(session, rollouts, logps, distance, step, cause=cause)
     done = conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)
     session.updater.steered.observe(done.metrics)
-    return done
+    return replace(done, worst=worst)

@@ -25,6 +25,7 @@ from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
 from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
+from grpo_core.training.ending import is_every
 from grpo_core.training.steering import SteeredBeta
 
 
@@ -89,6 +90,12 @@ class UpdateResult:
     first: TokenFigures
     """Of the first pass over each row, without gradient: of the policy that made the rollouts where there is one
     optimizer step."""
+    ratios: Float[Tensor, "B T"]
+    """The largest ratio of each token over the optimizer steps."""
+    shares: Float[Tensor, "B T"]
+    """The largest absolute share of each token in the loss of an optimizer step."""
+    prompt_squares: tuple[float, ...] = ()
+    """Squared norm of the gradient of each prompt's mean loss before the first update; empty where that is not due."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +143,36 @@ class Updater:
 
     def update(self, batch: TrainingBatch, step: int) -> UpdateResult:
         """Take all optimizer steps of one step, whose number names the shuffles of minibatches."""
-        first_logps, first_entropy, first_kl = (torch.zeros_like(batch.ref_logps) for _ in range(3))
+        first_logps, first_entropy, first_kl, ratios, shares = (torch.zeros_like(batch.ref_logps) for _ in range(5))
+        squares = self.prompt_squares(batch) if is_every(self.config.training.noise_scale_every, step) else ()
         num_rows, seed, reports = batch.rollouts.num_rows, self.config.training.seed, []
         for epoch in range(self.loss.epochs_per_rollout):
             for share in split_minibatches(num_rows, self.loss.minibatches, seed, step, epoch):
                 learning, idle = self._split(batch, share)
                 rows = learning + idle
-                report, figures = self._optimizer_step(batch, learning, idle)
+                report, figures, terms = self._optimizer_step(batch, learning, idle)
                 reports.append(report)
+                ratios[rows] = ratios[rows].maximum(torch.cat([one.ratio for one in terms]))
+                shares[rows] = shares[rows].maximum(torch.cat([one.per_token.abs() for one in terms]))
                 if epoch == 0:
                     first_logps[rows], first_entropy[rows] = figures.logps, figures.entropy
                     if figures.full_kl is not None:
                         first_kl[rows] = figures.full_kl
         full_kl = first_kl if self.gives_full_kl else None
-        return UpdateResult(steps=tuple(reports), first=TokenFigures(logps=first_logps, entropy=first_entropy, full_kl=full_kl))
+        first = TokenFigures(logps=first_logps, entropy=first_entropy, full_kl=full_kl)
+        return UpdateResult(steps=tuple(reports), first=first, ratios=ratios, shares=shares, prompt_squares=squares)
+
+    def prompt_squares(self, batch: TrainingBatch) -> tuple[float, ...]:
+        """Return the squared gradient norm of each prompt's mean loss, in passes of their own; no gradient is left behind.
+
+        These gradients are scaled so that their mean is that of the whole step's loss.
+        """
+        rollouts, denominators, norms = batch.rollouts, self._denominators(batch.rollouts.loss_mask), []
+        for first in range(0, rollouts.num_rows, rollouts.group_size):
+            self._passes(batch, list(range(first, first + rollouts.group_size)), [], denominators)
+            norms.append(float(self._gradient_norm()) * len(rollouts.prompts))
+            self.trainable.optimizer.zero_grad(set_to_none=True)
+        return tuple(norm**2 for norm in norms)
 
     def _split(self, batch: TrainingBatch, rows: list[int]) -> tuple[list[int], list[int]]:
         """Return (rows whose loss has a gradient, rows whose loss has none).
@@ -163,10 +186,24 @@ class Updater:
         learning = [row for row in rows if pulls[row]]
         return (learning, [row for row in rows if not pulls[row]]) if learning else (rows, [])
 
-    def _optimizer_step(self, batch: TrainingBatch, learning: list[int], idle: list[int]) -> tuple[OptimizerStep, TokenFigures]:
+    def _optimizer_step(
+        self, batch: TrainingBatch, learning: list[int], idle: list[int]
+    ) -> tuple[OptimizerStep, TokenFigures, list[LossTerms]]:
         rows = learning + idle
-        policy, rollouts, mask = self.trainable.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
-        denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
+        mask = batch.rollouts.loss_mask[rows]
+        terms, figures = self._passes(batch, learning, idle, self._denominators(mask))
+        lr = self.trainable.optimizer.param_groups[0]["lr"]
+        grad_norm = self._apply(bool(mask.any()) and _are_finite(terms))
+        return self._report(batch, rows, terms, grad_norm, lr), figures, terms
+
+    def _denominators(self, mask: Bool[Tensor, "b T"]) -> Denominators:
+        return Denominators.of(mask, self.config.rollout.max_completion_tokens)
+
+    def _passes(
+        self, batch: TrainingBatch, learning: list[int], idle: list[int], denominators: Denominators
+    ) -> tuple[list[LossTerms], TokenFigures]:
+        """Run rows forward, those with a gradient backward, too, which adds to the gradients that there are."""
+        policy, rollouts = self.trainable.policy, batch.rollouts
         reference = self.trainable.reference.current if takes_full_kl(self.config) else None
 
         def run(piece: list[int], counts: bool, *, has_gradient: bool) -> tuple[LossTerms, TokenFigures]:
@@ -182,12 +219,8 @@ class Updater:
             for has_gradient, some in ((True, learning), (False, idle)):
                 pieces = microbatches(rollouts, some, policy.limits.microbatch_tokens)
                 done += policy.world.deal(pieces, partial(run, has_gradient=has_gradient))
-        terms, passes = [share for share, _ in done], [figures for _, figures in done]
         policy.end_passes()
-        lr = self.trainable.optimizer.param_groups[0]["lr"]
-        usable = bool(mask.any()) and _are_finite(terms)
-        grad_norm = self._apply(usable)
-        return self._report(batch, rows, terms, grad_norm, lr), TokenFigures.join(passes)
+        return [share for share, _ in done], TokenFigures.join([figures for _, figures in done])
 
     def _loss(self, batch: TrainingBatch, piece: list[int], figures: TokenFigures, denominators: Denominators) -> LossTerms:
         loss, rollouts, logps, old_logps = self.loss, batch.rollouts, figures.logps, batch.old_logps
@@ -225,10 +258,7 @@ class Updater:
     def _apply(self, usable: bool) -> float:
         """Take the step; with no token to learn from, or no finite gradient, only the schedule advances."""
         limit, optimizer = self.config.optimizer.max_grad_norm, self.trainable.optimizer
-        parameters = list(self.trainable.policy.parameters())
-        found = full(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
-        # Replicas may have added it up in another order.
-        grad_norm = self.trainable.policy.world.on_first(lambda: found)
+        parameters, grad_norm = list(self.trainable.policy.parameters()), self._gradient_norm()
         clip_grads_with_norm_(parameters, math.inf if limit is None else limit, grad_norm)
         if not (usable and grad_norm.isfinite()):
             # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them.
@@ -237,6 +267,11 @@ class Updater:
         self.trainable.schedule.step()
         optimizer.zero_grad(set_to_none=True)
         return float(grad_norm)
+
+    def _gradient_norm(self) -> Tensor:
+        grads = [parameter.grad for parameter in self.trainable.policy.parameters() if parameter.grad is not None]
+        found = full(get_total_norm(grads))
+        return self.trainable.policy.world.on_first(lambda: found)  # replicas may have added it up in another order
 
     def _report(
         self, batch: TrainingBatch, rows: list[int], terms: Sequence[LossTerms], grad_norm: float, lr: float

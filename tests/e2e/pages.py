@@ -97,6 +97,7 @@ RULES = (
         instead={SWEEP: "runs/sweep", "seeds=[0,1,2,3]": "seeds=[0,1]"},
     ),
     Rule(pattern=r"grpo sweep .*", phrase="report +"),
+    Rule(pattern=r"grpo why .*", phrase="reward: ", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo samples .*", phrase="of 8 prompts|of [0-9]+ right", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo report runs/<run>", phrase="page +runs/one/index.html", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo report .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),

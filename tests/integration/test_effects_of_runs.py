@@ -98,6 +98,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "training.seed": ({}, 1),
     "training.checkpoint_every": ({"training.keep_checkpoints": 5}, 3),
     "training.completions_every": ({}, 2),
+    "training.noise_scale_every": ({}, 2),
     "evaluation.num_prompts": ({}, 9),
     "evaluation.samples": ({"evaluation.k": [1]}, 1),
     "evaluation.k": ({}, [2]),

@@ -121,7 +121,7 @@ MUTATIONS = (
     Mutation(
         "reference-leaves-before-the-backward-pass",
         UPDATE,
-        "Updater._optimizer_step",
+        "Updater._passes",
         "reference.ready()",
         "contextlib.nullcontext()",
         ("test_offload",),
@@ -315,7 +315,7 @@ MUTATIONS = (
     Mutation(
         "denominators-of-the-micro-batch",
         UPDATE,
-        "Updater._optimizer_step",
+        "Updater._passes",
         "self._loss(batch, piece, figures, denominators)",
         "self._loss(batch, piece, figures, Denominators.of(rollouts.loss_mask[piece], 8))",
         ("test_update",),
@@ -325,8 +325,8 @@ MUTATIONS = (
         "denominators-of-all-minibatches",
         UPDATE,
         "Updater._optimizer_step",
-        "Denominators.of(mask, self.config.rollout.max_completion_tokens)",
-        "Denominators.of(rollouts.loss_mask, self.config.rollout.max_completion_tokens)",
+        "self._denominators(mask)",
+        "self._denominators(batch.rollouts.loss_mask)",
         ("test_update",),
         "The step would shrink with the number of minibatches.",
     ),
@@ -460,12 +460,8 @@ MUTATIONS = (
         "rate-reported-after-the-step",
         UPDATE,
         "Updater._optimizer_step",
-        'lr = self.trainable.optimizer.param_groups[0]["lr"]\n'
-        "usable = bool(mask.any()) and _are_finite(terms)\n"
-        "grad_norm = self._apply(usable)",
-        "usable = bool(mask.any()) and _are_finite(terms)\n"
-        "grad_norm = self._apply(usable)\n"
-        'lr = self.trainable.optimizer.param_groups[0]["lr"]',
+        'lr = self.trainable.optimizer.param_groups[0]["lr"]\ngrad_norm = self._apply(bool(mask.any()) and _are_finite(terms))',
+        'grad_norm = self._apply(bool(mask.any()) and _are_finite(terms))\nlr = self.trainable.optimizer.param_groups[0]["lr"]',
         ("test_update",),
         "optim/lr would be the next step's.",
     ),

@@ -81,6 +81,7 @@ OCCASIONS: dict[When, str] = {
     "control": "With `loss.beta_control`",
     "server": "With rollouts from vLLM",
     "gpu": "On a GPU",
+    "noise": "Every `training.noise_scale_every` steps",
     "eval": "At an evaluation",
 }
 
