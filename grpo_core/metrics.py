@@ -38,8 +38,8 @@ class Metric:
     """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
     """`step`: every step; the others only where it happens: a sum over the vocabulary (`reference.kl_full_every`), several
-    updates, a sync, an average of adapters, a probe, a filter, a steered beta, an evaluation, rollouts from a server, a GPU, the
-    gradients of single prompts (`training.noise_scale_every`)."""
+    updates, a sync, an average of adapters, a probe, a filter, a steered beta, an evaluation, rollouts from a server, a GPU,
+    the gradients of single prompts (`training.noise_scale_every`)."""
 
     @property
     def is_probe(self) -> bool:
