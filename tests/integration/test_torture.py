@@ -14,7 +14,7 @@ from tests.torture.phases import Phase
 from tests.torture.plans import Plan
 from tests.torture.report import kill_line
 from tests.torture.runs import run_witness, torture
-from tests.torture.variants import build_variant
+from tests.torture.variants import build_variant, write_models
 
 pytestmark = pytest.mark.proof
 
@@ -85,4 +85,17 @@ def test_a_run_that_is_killed_between_the_drift_and_the_sync_it_asks_for_is_bitw
     assert [death.landing.phase for death in found.deaths] == [Phase.SYNC, Phase.SYNC]
     assert first.landing.detail == "at its begin"
     assert "parameters of the reference were moved" in second.landing.detail
+    assert found.differences == []
+
+
+def test_a_killed_run_that_reads_images_is_bitwise_the_one_that_never_died(tmp_path):
+    name = "images-frozen"
+    variant = build_variant(name, write_models(tmp_path / "models", [name])[name])
+    deadline = time.monotonic() + 250
+    whole = run_witness(variant, tmp_path / "witness", deadline)
+    assert len(list((whole.data / "images").iterdir())) > 50
+    wishes = [Wish(phase=Phase.UPDATE, certain=True, moment="middle"), Wish(phase=Phase.WRITE, certain=True, soon=True)]
+    killed = Plan(number=1, variant=name, wishes=tuple(wishes), damaged=False, seed="test/1")
+    found = torture(killed, variant, whole, tmp_path / "run", deadline, None)
+    assert [death.landing.phase for death in found.deaths] == [Phase.UPDATE, Phase.WRITE]
     assert found.differences == []

@@ -17,6 +17,7 @@ from tests.support.vision_models import write_vision_model
 from tests.support.vlm_r1 import write_launch
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_the_published_launch_is_imported_checked_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_vision_model(tmp_path / "Qwen2.5-VL-tiny", "qwen2_5_vl")

@@ -95,7 +95,12 @@ def trained(tiny_run: Any, overrides: dict[str, Any], name: str) -> list[Record]
 
 @pytest.mark.parametrize(
     ("kind", "seed", "more"),
-    [("llava", 1, {}), ("idefics3", 2, {}), ("qwen2_5_vl", 1, {}), ("llava", 1, {"model.freeze": ["vision"]})],
+    [
+        ("llava", 1, {}),
+        pytest.param("idefics3", 2, {}, marks=pytest.mark.proof),
+        pytest.param("qwen2_5_vl", 1, {}, marks=pytest.mark.proof),
+        pytest.param("llava", 1, {"model.freeze": ["vision"]}, marks=pytest.mark.proof),
+    ],
 )  # seeds of which no token that stands for an image is drawn
 def test_two_steps_with_images_journal_the_same_figures_on_both_engines(
     tiny_run: Any, tmp_path: Path, kind: str, seed: int, more: dict[str, Any]

@@ -20,12 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_core.run.folder import RunDir
-from tests.conftest import write_model
 from tests.torture.lives import OutOfTimeError
 from tests.torture.plans import Plan, make_plans
 from tests.torture.report import as_json, end_line, kill_line, missing_counts, phase_table
 from tests.torture.runs import Outcome, run_witness, torture
-from tests.torture.variants import OVERRIDES, Variant, build_variant
+from tests.torture.variants import OVERRIDES, Variant, build_variant, write_models
 from tests.torture.victim import FAULTS
 
 
@@ -42,9 +41,8 @@ class Campaign:
             fault: planted in the victims.
         """
         self._folder, self._plans, self._deadline, self._fault = folder, plans, deadline, fault
-        model = write_model(folder / "model")
-        names = sorted({plan.variant for plan in plans})
-        self._variants: dict[str, Variant] = {name: build_variant(name, model) for name in names}
+        models = write_models(folder / "models", sorted({plan.variant for plan in plans}))
+        self._variants: dict[str, Variant] = {name: build_variant(name, model) for name, model in models.items()}
         self._speaking = threading.Lock()
 
     def run(self, jobs: int) -> list[Outcome]:

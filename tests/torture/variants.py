@@ -1,7 +1,8 @@
-"""The trainings that are killed: eight steps of the tiny model, with everything that a resume could lose."""
+"""The trainings that are killed: eight steps of a tiny model, with everything that a resume could lose."""
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.forking import fork_of, inherited_journal, take_over
 
 STEPS = 8
+OF_IMAGES: dict[str, Any] = {
+    "data.source": "shapes:box",
+    "data.task_args": {},
+    "rewards": [{"fn": "box_iou"}, {"fn": "length", "args": {"max_characters": 4}}],
+    "evaluation.verifier": None,
+}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "copy": {"training.checkpoint_every": 1, "reference.sync_steps": 2},
@@ -95,6 +102,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "reference.sync_steps": 3,
         "probe.every_steps": 2,
         "evaluation.every_steps": 3,
+    },
+    "images": {
+        **OF_IMAGES,
+        "training.checkpoint_every": 2,
+        "reference.sync_steps": 2,
+        "reference.mixup_alpha": 0.5,
+        "probe.every_steps": 2,
+        "evaluation.every_steps": 3,
+    },
+    "images-frozen": {
+        **OF_IMAGES,
+        "model.freeze": ["vision"],
+        "loss.epochs_per_rollout": 2,
+        "loss.minibatches": 2,
+        "training.checkpoint_every": 3,
+        "reference.sync_steps": 3,
+        "reference.kl_init_every": 2,
+        "evaluation.every_steps": 2,
     },
 }
 FORKED_AFTER = {"fork": 2}
@@ -182,6 +207,17 @@ def fork(parent: RunDir, step: int, run_dir: RunDir) -> None:
     run_dir.mark("run")
     take_over(run_dir, resolved.config, origin)
     run_dir.create(resolved.config, origin, history=inherited_journal(run_dir, origin))
+
+
+def write_models(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Write the models that the variants of these names train into a folder; return {name of a variant: its model}."""
+    from tests.conftest import write_model
+    from tests.support.vision_models import write_vision_model
+
+    text = write_model(folder / "text")
+    reading = [name for name in names if "shapes:box" in OVERRIDES[name].values()]
+    images = write_vision_model(folder / "images", "llava") if reading else text
+    return {name: images if name in reading else text for name in names}
 
 
 def build_variant(name: str, model: Path) -> Variant:

@@ -82,14 +82,14 @@ def test_pictures_that_are_held_out_are_never_drawn_for_the_warm_start(tmp_path:
     monkeypatch.setattr(shapes, "WARM_UP_STEPS", 1)
     monkeypatch.setattr(shapes, "BATCH_SIZE", 2)
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path))
-    config = load_config("shapes_tiny_cpu", {"data.size": 600})
+    config = load_config("shapes_tiny_cpu", {"data.size": 300})
     split = read_prompts(config)
     assert config.data.seed == shapes.HOLD_OUT_SEED
-    assert len(split.eval) >= 50
+    assert len(split.eval) >= 25
     assert all(len(prompt.images) == 1 and shapes.is_held_out(prompt.images) for prompt in split.eval)
     assert not {prompt.images for prompt in split.eval} & {prompt.images for prompt in split.train}
     assert {one for prompt in split.train for one in prompt.images} <= {
-        digest(row["image"]["bytes"]) for row in shapes_rows("box", 600, config.data.seed)
+        digest(row["image"]["bytes"]) for row in shapes_rows("box", 300, config.data.seed)
     }
 
 

@@ -39,6 +39,11 @@ __all__ = ["digests", "folder"]
 FROZEN = {"model__freeze": ["vision"]}
 
 
+def proved(*kinds: str) -> list[Any]:
+    """Return kinds of models, all but the first of them for `make test-proof`."""
+    return [kinds[0], *(pytest.param(kind, marks=pytest.mark.proof) for kind in kinds[1:])]
+
+
 def gradients(policy: Policy, opened: Opened) -> dict[str, Tensor]:
     """Return the gradients of the sum of all log-probabilities, by name."""
     policy.model.zero_grad()
@@ -117,7 +122,7 @@ def test_a_model_of_text_has_nothing_to_freeze(tiny_model_dir):
         open_policy(tiny_model_dir, config_of(tiny_model_dir, **FROZEN))
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("kind", proved("qwen2_5_vl", "llava", "gemma3"))
 @pytest.mark.parametrize("targets", [None, ["q_proj", "v_proj"]])
 def test_an_adapter_is_of_the_decoder_alone(folder, digests, kind, targets, tmp_path):
     lora = {"model__lora": {"rank": 2, "target_modules": targets}}
@@ -138,7 +143,7 @@ def test_an_adapter_is_of_the_decoder_alone(folder, digests, kind, targets, tmp_
     assert torch.equal(again.logps(completions), found)
 
 
-@pytest.mark.parametrize("kind", ["llava", "idefics3", "qwen2_5_vl", "paligemma"])
+@pytest.mark.parametrize("kind", proved("qwen2_5_vl", "llava", "idefics3", "paligemma"))
 def test_a_saved_folder_is_a_model_with_its_processor(folder, digests, kind, tmp_path):
     opened = opened_kind(folder, digests, kind)
     with torch.no_grad():
@@ -159,7 +164,7 @@ def test_a_saved_folder_is_a_model_with_its_processor(folder, digests, kind, tmp
     assert torch.equal(other.logps(completions), expected)
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("kind", proved("qwen3_vl", "llava", "gemma3"))
 def test_in_bfloat16_the_log_probabilities_are_those_of_float32_but_for_rounding(folder, digests, kind):
     exact, rounded = (opened_kind(folder, digests, kind, model__dtype=dtype) for dtype in ("float32", "bfloat16"))
     completions = exact.completions()
