@@ -109,7 +109,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "reference.sync_steps": 2,
         "reference.mixup_alpha": 0.5,
         "probe.every_steps": 2,
-        "evaluation.every_steps": 3,
     },
     "images-frozen": {
         **OF_IMAGES,
