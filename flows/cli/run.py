@@ -35,6 +35,7 @@ from grpo_core.sweep.folder import SweepDir
 from tasks.process.context import prefect_is_embedded
 
 if TYPE_CHECKING:
+    from grpo_core.run.curves import Run
     from tasks.run.reporting import RunSummary
 
 Repair = Literal["cut"]
@@ -141,7 +142,8 @@ def train(
     if resume is not None:
         track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
-        _resume(resume, repair, [value for value in (config, *(overrides or []), run_dir, continued) if value is not None])
+        instead = [value for value in (config, *(overrides or []), run_dir, continued) if value is not None]
+        _resume(resume, repair, instead, is_plain=plain)
         return
     given = parse_overrides([*([config] if config and continued else []), *(overrides or [])])
     begins = begun(continued or config, {"--repair": repair, "--tracking-uri": tracking_uri})
@@ -150,16 +152,21 @@ def train(
 
 def _train_plainly(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
     from grpo_core.run.forking import fork_of
-    from grpo_core.run.summary import compare_evaluations, describe_result
-    from grpo_core.run_page.page import write_page
     from grpo_core.training.from_python import train as train_here
 
     resolved = load(config, values) if parent is None else fork_of(parent, values)
     with _ready_for(resolved.config), working_in_new(run_dir, resolved.preset, "run") as folder:
         run = train_here(config, overrides=values, run_dir=folder, continue_from=parent)
-    write_page(RunDir(folder))
-    facts = describe_result(run.records, compare_evaluations(RunDir(folder)))
-    echo_result(facts, (("page", str(RunDir(folder).page)), ("MLflow", f"grpo track {folder}")), ())
+    _show_plainly(run)
+
+
+def _show_plainly(run: "Run") -> None:
+    from grpo_core.run.summary import compare_evaluations, describe_result
+    from grpo_core.run_page.page import write_page
+
+    write_page(run.dir)
+    facts = describe_result(run.records, compare_evaluations(run.dir))
+    echo_result(facts, (("page", str(run.dir.page)), ("MLflow", f"grpo track {run.path}")), ())
     if run.state == "stopped":
         raise typer.Exit(3)
 
@@ -214,10 +221,12 @@ def begun(what: str | None, of_resume: dict[str, object]) -> str:
     return what
 
 
-def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> None:
+def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path], *, is_plain: bool) -> None:
     sizes = [value for value in given if isinstance(value, str) and "=" in value]
     if other := [value for value in given if value not in sizes]:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
+    if is_plain and repair is not None:
+        raise ConfigError(f"--plain: repairs no journal; leave it out with --repair {repair}")
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
     steps = (config := folder.read_config()).training.steps
@@ -228,6 +237,11 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path]) -> No
             return
     with _ready_for(config), working_in(run_dir):
         echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
+        if is_plain:
+            from grpo_core.training.from_python import resume_training
+
+            _show_plainly(resume_training(run_dir, overrides={f"training.{field}": size for field, size in changed.items()}))
+            return
         use_stack()
         with gc_paused():
             from flows.train import resume

@@ -63,6 +63,8 @@ class DataManifest:
     num_images: Count | None = None
     num_resized: Count | None = None
     """Of more than `data.max_image_pixels`."""
+    num_without_images: Count | None = None
+    """Prompts, beside those that have some."""
     processor: dict[str, str | int] | None = None
     """What makes tensors of an image: its class, the library that resizes, the version of Pillow, `data.max_image_pixels`."""
     pixels_sha256: str | None = None
@@ -78,7 +80,8 @@ class DataManifest:
         left_out = {"longer than rollout.max_prompt_tokens": self.num_too_long, "held out twice": self.num_duplicates}
         counts = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
         resized = f", {self.num_resized} made smaller" if self.num_resized else ""
-        images = f"; {self.num_images} images{resized}" if self.num_images else ""
+        without = f", {self.num_without_images} prompts without" if self.num_without_images else ""
+        images = f"; {self.num_images} images{resized}{without}" if self.num_images else ""
         left = f"; left out: {counts}" if counts else ""
         return f"{self.num_train} prompts to train on, {self.num_eval} held out{images}{left}"
 
@@ -142,6 +145,7 @@ def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
     used, of_images = {digest for prompt in (*split.train, *split.eval) for digest in prompt.images}, dict[str, Any]()
     if split.images is not None and split.processor is not None and used:
         of_images = freeze_images(split.images.only(used), split.processor, folder)
+        of_images["num_without_images"] = sum(not prompt.images for prompt in (*split.train, *split.eval))
     manifest = DataManifest(
         source=source,
         train_sha256=_write(folder / "train.jsonl", split.train),

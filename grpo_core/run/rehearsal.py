@@ -87,6 +87,8 @@ def look_at_data(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
         with contextlib.suppress(DataError):
             rows = read_rows(config.data, most, with_images=True)
     check_rows(rows, config.data)
+    if folder is not None and not with_images and (unread := image_column(rows[0], config.data)) is not None:
+        yield "warnings", f"data: column {unread!r} is left out, since {config.model.source} (model.source) reads text alone"
     prompts, answers = untokenized(rows, config), defaultdict[str, set[str]](set)
     first, sizes = rows[: ROWS_WITH_IMAGES if with_images else most], dict[str, ImageSizes]()
     yield from _few_prompts(prompts, first, config, sizes, is_all=is_whole or len(rows) < most)

@@ -282,7 +282,7 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], say: Callable[[str]
     import_as_at_start(run_dir)
     load_rewards(config.rewards)
     if not is_made(config.model.source):
-        say(f"making the model {config.model.source}, once: about half a minute on one core")
+        say(f"making the model {config.model.source}, once: one or two minutes on one core")
     manifest = prepare(config, run_dir.data)
     say(f"data: {manifest}")
     folder = find_model(run_dir, digest)

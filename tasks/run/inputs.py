@@ -67,7 +67,7 @@ def prepare_data(run_path: Path) -> DataManifest:
 def prompts_of(config: RunConfig) -> PromptSplit:
     """Return the prompts of a configuration, from the cache where its inputs are those of an earlier run."""
     if not is_made(config.model.source):
-        say(f"making the model {config.model.source}, once: about half a minute on one core")
+        say(f"making the model {config.model.source}, once: one or two minutes on one core")
     identity = data_identity(config, resolve_model(config.model.source, config.model.trust_remote_code))
     with prepared_once(identity):
         split = cached_prompts(config, identity)

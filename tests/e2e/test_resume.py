@@ -112,3 +112,17 @@ def test_mlflow_has_one_run_and_every_figure_of_every_step_once(resumed: tuple[P
         (key, point.step) for key in {key for key, _ in expected} for point in client.get_metric_history(tracked["run_id"], key)
     )
     assert found == expected
+
+
+@pytest.mark.proof
+def test_a_run_without_prefect_and_mlflow_is_resumed_without_them(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/drift, bound: 1.0e-9, window: 1, action: stop}]"
+    begun = grpo("train", str(tiny_yaml), *OPTIONS[:1], rule, "--plain", "--run-dir", "runs/one", cwd=tmp_path)
+    assert begun.returncode == 3, begun.stdout + begun.stderr
+    done = grpo("train", "--resume", "runs/one", "--plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"steps: {STEPS}" in done.stdout
+    assert "Prefect" not in done.stdout + done.stderr
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["one"]  # no store of MLflow
+    refused = grpo("train", "--resume", "runs/one", "--plain", "--repair", "cut", cwd=tmp_path)
+    assert "--plain: repairs no journal" in refused.stderr

@@ -220,6 +220,12 @@ def frozen(made: Made, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def test_prompts_without_images_among_others_are_counted(made: Made, tmp_path: Path) -> None:
+    rows = _asking(4, lambda number: [f"{number}.png"] if number else [])
+    manifest = freeze(made(rows), "file:rows.jsonl", tmp_path / "data")
+    assert "3 images, 1 prompts without" in str(manifest)
+
+
 def test_the_manifest_tells_of_images(frozen: Path, tmp_path: Path) -> None:
     manifest = read_manifest(frozen)
     assert (manifest.num_train, manifest.num_eval, manifest.num_images, manifest.num_resized) == (4, 2, 6, 2)

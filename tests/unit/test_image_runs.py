@@ -19,6 +19,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.rehearsal import look_at_data
 from grpo_core.run.reproduction import copy_prompts, refuse_unfit
 from grpo_core.training.given import given_settings
+from tests.conftest import write_model
 from tests.support.image_rows import as_file, config_of, png, split_of, write_rows
 from tests.support.vision_models import picture, write_vision_model
 
@@ -123,6 +124,12 @@ def _looked(config: RunConfig) -> dict[str, list[Any]]:
     for kind, content in look_at_data(config, []):
         found.setdefault(kind, []).append(content)
     return found
+
+
+def test_a_model_of_text_is_not_trained_on_rows_with_images_without_a_word(tmp_path: Path) -> None:
+    config = config_of(write_model(tmp_path / "model"), write_rows(tmp_path / "rows", ROWS, FILES))
+    (found,) = [text for text in _looked(config)["warnings"] if "reads text alone" in text]
+    assert "column 'images' is left out" in found
 
 
 def test_a_look_before_the_start_tells_of_images(model: Path, tmp_path: Path) -> None:
