@@ -65,9 +65,9 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None, p
         TrackingError: MLflow does not hold the parent.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
-    if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
-        return earlier
     with _records_of(parent) as source:
+        if (earlier := earlier_attempt(run_path, "run_dir")) is not None:
+            return earlier
         resolved = load_allowed(config, overrides) if source is None else _forked(str(parent), overrides, source)
         return _begin(resolved, run_path, source, None if parent else config)
 

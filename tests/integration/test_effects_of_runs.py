@@ -97,6 +97,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "training.max_tokens": ({}, 100),
     "training.seed": ({}, 1),
     "training.checkpoint_every": ({"training.keep_checkpoints": 5}, 3),
+    "training.keep_at": ({"training.checkpoint_every": 1, "training.keep_checkpoints": 1}, [1]),
     "training.completions_every": ({}, 2),
     "training.noise_scale_every": ({}, 2),
     "evaluation.num_prompts": ({}, 9),

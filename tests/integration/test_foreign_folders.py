@@ -95,7 +95,7 @@ def test_a_deployed_flow_stays_below_its_workers_roots(
     for place in (tmp_path / "other", Path("runs/../other"), Path("runs/out/other"), Path("runs")):
         with pytest.raises(GrpoError, match=f"_dir {place}: is not below {tmp_path}/runs, where .* GRPO_RUN_ROOTS"):
             (STARTS | RESUMES)[name](place, run)
-    with pytest.raises(GrpoError, match=f"continue_from {run.path}: is not below"):
+    with pytest.raises(GrpoError, match=f"run {run.path}: is not below"):
         open_run.fn("", {}, None, f"{run.path}@4")
     assert not (tmp_path / "other").exists()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "out"]

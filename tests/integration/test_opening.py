@@ -29,14 +29,15 @@ def test_a_run_that_goes_on_keeps_its_mlflow_run_which_runs_again(opened: tuple[
     assert run.data.params["loss.beta"] == "0.04"
 
 
-def test_a_run_that_continues_another_one_names_it(tiny_run: Any, tmp_path: Path) -> None:
+def test_a_fork_names_its_parent(tiny_run: Any, tmp_path: Path) -> None:
     run_dir = tiny_run({"tracking.uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})
-    begun = {"run": "/runs/one", "mlflow_run_id": "abc", "step": 40, "checkpoint": "0" * 64}
-    run_dir.origin_file.write_text(json.dumps({"preset": "tiny", "continued_from": begun}))
+    begun = {"run": "/runs/one", "mlflow_run_id": "abc", "step": 40, "changed": "loss.beta 0.1 -> 0.04"}
+    run_dir.origin_file.write_text(json.dumps({"preset": "tiny", "forked_from": begun}))
     tracked = open_tracking.fn(run_dir.path)
     tags = make_client(tracked.uri).get_run(tracked.run_id).data.tags
-    assert (tags["continued_from"], tracked.name) == ("abc", "β 0.04 · G 4 · sync 2 · s0 · after step 40")
-    assert "Continues `/runs/one` after step 40." in tags["mlflow.note.content"]
+    assert (tags["forked_from"], tags["fork_step"]) == ("abc", "40")
+    assert tracked.name == "β 0.04 · G 4 · sync 2 · s0 · fork of one@40"
+    assert "Forked from `/runs/one` at step 40." in tags["mlflow.note.content"]
 
 
 def test_a_deleted_mlflow_run_is_replaced(opened: tuple[Any, TrackedRun]) -> None:

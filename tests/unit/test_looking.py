@@ -173,7 +173,7 @@ def test_a_shell_completes_verbs_presets_and_keys(monkeypatch: pytest.MonkeyPatc
 
     assert "quickstart" in complete_config("quick")
     assert complete_sweep("beta_group_sync_t") == ["beta_group_sync_tiny"]
-    assert complete_override("loss.bet") == ["loss.beta="]
+    assert complete_override("loss.beta_control.t") == ["loss.beta_control.target="]
     monkeypatch.setenv("_GRPO_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "grpo tr")
     monkeypatch.setenv("COMP_CWORD", "1")
