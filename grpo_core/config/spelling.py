@@ -58,7 +58,11 @@ def arm_name(values: Mapping[str, Any]) -> str:
     'moving average · s3'
     """
     last_parts = [key.rpartition(".")[2] for key in values]
-    words = {key: key if last_parts.count(last) > 1 else last for key, last in zip(values, last_parts, strict=True)} | SHORT | {SETTING: ""}
+    words = (
+        {key: key if last_parts.count(last) > 1 else last for key, last in zip(values, last_parts, strict=True)}
+        | SHORT
+        | {SETTING: ""}
+    )
     order = sorted(values, key=[SETTING, *SHORT, *values].index)
     parts = (f"{visible(words[key])}{'' if key == SEED else ' '}{level_name(key, values[key])}" for key in order)
     return " · ".join(part.strip() for part in parts)

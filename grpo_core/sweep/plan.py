@@ -136,9 +136,7 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}": (
             sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP
         ),
-        f"{', '.join(data_axes)}: settings have other prompts, also held-out ones: not compared on the same": (
-            bool(data_axes)
-        ),
+        f"{', '.join(data_axes)}: settings have other prompts, also held-out ones: not compared on the same": (bool(data_axes)),
         f"objective.last_steps: {last} is more than training.steps {min(steps)}: the mean is over the whole run": (
             last > min(steps)
         ),
@@ -322,8 +320,8 @@ def _warnings(sweep: SweepConfig, configs: Sequence[RunConfig]) -> Iterator[str]
     for figure in dict.fromkeys((objective.metric, *prices)):
         if keys := _contained(sweep, figure, has_verifier=configs[0].evaluation.verifier is not None):
             yield (
-                f"objective: {figure} contains {', '.join(keys)}, which differ between settings: equal policies differ in it; maximise "
-                "a figure that means the same in every setting, such as eval/heldout/greedy_accuracy with one verifier"
+                f"objective: {figure} contains {', '.join(keys)}, which differ between settings: equal policies differ in it; "
+                "maximise a figure that means the same in every setting, such as eval/heldout/greedy_accuracy with one verifier"
             )
 
 

@@ -208,10 +208,11 @@ def _claim_cards(findings: Findings) -> Iterator[Card]:
     sign = 1 if found[0].second == primary.second else -1
     given = verdict([sign * one for one in found[0].differences], effect=claim.effect, margin=claim.margin)
     spans = (f"{level} % [{plain(low)}, {plain(high)}]" for level, (low, high) in ((95, given.interval), (90, given.narrow)))
+    stated = f"claimed {signed(claim.effect)}, margin {plain(claim.margin)}"
     yield Card(
         title=f"Claim ({claim.source}): {claim.says}",
         claim=given.word,
-        detail=f"difference {signed(given.mean)}, {', '.join(spans)}; claimed {signed(claim.effect)}, margin {plain(claim.margin)}",
+        detail=f"difference {signed(given.mean)}, {', '.join(spans)}; {stated}",
         section="effects",
     )
 
