@@ -87,9 +87,7 @@ def _reached(row: Mapping[Any, Any]) -> dict[str, Any]:
     for record in records:
         last |= record.metrics
     table = read_table(table_file(run_dir, "final"))
-    wrong: Sequence[float] = (
-        () if table is None else table.loc[(table["sample"] >= 0) & ~table["correct"].astype(bool), "tokens"]
-    )
+    wrong = [] if table is None else list(table["tokens"][(table["sample"] >= 0) & ~table["correct"].astype(bool)])
     return {
         "began": records[0].time,
         "objective": row["objective"],
