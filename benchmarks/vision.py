@@ -112,7 +112,7 @@ def whole_rows(policy: Policy, completions: SampledCompletions) -> Tensor:
     )
     types = (ids == policy.images.processor.placeholder_id).long()
     more = {"mm_token_type_ids": types} if hasattr(policy.model.base_model, "get_rope_index") else {}
-    tensors = joined([policy.images.tensors(one) for one in inputs])
+    tensors = {name: one.to(ids.device) for name, one in joined([policy.images.tensors(one) for one in inputs]).items()}
     logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=TOKENS + 1, **tensors, **more).logits[:, :-1]
     return torch.log_softmax(logits, dim=-1).gather(2, completions.completion_ids.unsqueeze(2)).squeeze(2)
 

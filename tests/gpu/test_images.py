@@ -29,12 +29,13 @@ def test_two_runs_with_images_are_equal_to_the_bit(check: Check, name: str) -> N
 @pytest.mark.parametrize("kind", ["llava", "idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl"])
 def test_a_pass_with_images_is_that_of_the_cpu(check: Check, kind: str, figure: Callable[[str, Figure], None]) -> None:
     found = {}
-    for device in ("cpu", check.device.type):
-        policy, completions = opened(kind, check.folder / f"{kind}-{device}", device)
-        logps = policy.forward(completions, range(completions.num_rows)).logps
-        logps.sum().backward()  # type: ignore[no-untyped-call]
-        gradients = [one.grad.flatten().cpu().double() for one in policy.model.parameters() if one.grad is not None]
-        found[device] = logps.detach().cpu().double(), torch.cat(gradients)
+    with check.held():
+        for device in ("cpu", check.device.type):
+            policy, completions = opened(kind, check.folder / f"{kind}-{device}", device)
+            logps = policy.forward(completions, range(completions.num_rows)).logps
+            logps.sum().backward()  # type: ignore[no-untyped-call]
+            gradients = [one.grad.flatten().cpu().double() for one in policy.model.parameters() if one.grad is not None]
+            found[device] = logps.detach().cpu().double(), torch.cat(gradients)
     (cpu, gradient), (here, of_device) = found["cpu"], found[check.device.type]
     most, relative = float((here - cpu).abs().max()), float((of_device - gradient).norm() / gradient.norm())
     figure("log-probabilities, most", most)
