@@ -13,9 +13,10 @@ from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.sweep.description import describe_plan
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
+from grpo_core.sweep.plan import Plan, load_sweep
 
 if TYPE_CHECKING:
     from tasks.sweep.stages import SweepSummary

@@ -100,8 +100,8 @@ def kept_steps(found: Mapping[int, Fork], arm: int) -> list[int]:
 def sharing_note(found: Mapping[int, Fork], steps: int, arms: int, seeds: int) -> list[str]:
     """Return what was shared and saved, a sentence, or nothing."""
     saved, whole = sum(step for _, step in found.values()) * seeds, steps * arms * seeds
-    what = f"{len(found) * seeds} of {arms * seeds} runs were forked from another one where they begin to differ"
-    return [f"{what}: {saved} of {whole} steps ({saved / whole:.0%}) were not run again"] if found else []
+    what = f"{len(found) * seeds} of {arms * seeds} runs are forked from another one where they begin to differ"
+    return [f"{what}: {saved} of {whole} steps ({saved / whole:.0%}) are not run again"] if found else []
 
 
 def parent_of(sweep: SweepConfig) -> tuple[Path, int] | None:

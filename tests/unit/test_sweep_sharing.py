@@ -23,7 +23,7 @@ def test_settings_are_the_same_until_the_first_sync_of_either() -> None:
     assert found == {1: (0, 19), 2: (0, 9)}
     assert (kept_steps(found, 0), kept_steps(found, 1)) == ([9, 19], [])
     assert sharing_note(found, 40, 3, 2) == [
-        "4 of 6 runs were forked from another one where they begin to differ: 56 of 240 steps (23%) were not run again"
+        "4 of 6 runs are forked from another one where they begin to differ: 56 of 240 steps (23%) are not run again"
     ]
     assert forks_of(SYNCS)[0] == {}  # unless it is asked for
 
