@@ -72,21 +72,20 @@ WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that left its band at `step`, where it was `value`; the band is of steps `since` to `until`, 0 of an alarm."""
+    """A figure that left the bounds `low` and `high`, which are `of` a band or an alarm, at `step`, where it was `value`."""
 
     figure: Watched
     step: int
     value: float
     low: float
     high: float
-    since: int = 0
-    until: int = 0
+    of: str
 
     def __str__(self) -> str:
         """Return `step 14: completion length 9.8, above 4.1 (band 2.3 to 4.1 of steps 1 to 13)`."""
-        side, bound = ("below", self.low) if self.value < self.low else ("above", self.high)
-        of = f"band {self.low:.3g} to {self.high:.3g} of steps {self.since} to {self.until}" if self.until else "its alarm"
-        return f"step {self.step}: {self.figure.name} {self.value:.3g}, {side} {bound:.3g} ({of})"
+        side = f"below {self.low:.3g}" if self.value < self.low else f"above {self.high:.3g}"
+        value = "is no number" if math.isnan(self.value) else f"{self.value:.3g}, {side}"
+        return f"step {self.step}: {self.figure.name} {value} ({self.of})"
 
 
 def watched_curves(records: Sequence[Record], config: RunConfig) -> list[tuple[Watched, Curve]]:
@@ -115,20 +114,18 @@ def first_move(figure: Watched, steps: Sequence[int], values: Floats) -> Move | 
     best = _best_so_far(values) if figure.is_outcome else np.zeros(len(values))
     watched = scaled - best
     for index in range(len(values)):
-        tail = watched[index : index + LASTS]
+        tail, number = watched[index : index + LASTS], {"figure": figure, "step": steps[index], "value": float(values[index])}
         if len(tail) < 2 and math.isfinite(tail[0]):  # one step at the end says nothing
             continue
-        value = float(values[index])
         for first, last in ((max(0, index - RECENT), index), (0, index // 3)):
             band = _band(figure, scaled[first:last], watched[first:last])
-            if band is not None and _leaves(figure, tail, *band):
+            if band is not None and _is_outside(figure, tail, *band):
                 low, high = (max(end, 0) ** 2 if figure.is_square else end + float(best[index]) for end in band)
-                since, until = steps[first], steps[last - 1]
-                return Move(figure=figure, step=steps[index], value=value, low=low, high=high, since=since, until=until)
-        if alarm is not None and len(tail) == LASTS:
-            bounds = (alarm, math.inf) if figure.side == "either" else (-math.inf, alarm)
-            if _leaves(figure, values[index : index + LASTS], *bounds):
-                return Move(figure=figure, step=steps[index], value=value, low=bounds[0], high=bounds[1])
+                of = f"band {low:.3g} to {high:.3g} of steps {steps[first]} to {steps[last - 1]}"
+                return Move(**number, low=low, high=high, of=of)
+        low, high = (alarm or 0, math.inf) if figure.side == "either" else (-math.inf, alarm or 0)
+        if alarm is not None and len(tail) == LASTS and _is_outside(figure, values[index : index + LASTS], low, high):
+            return Move(**number, low=low, high=high, of="its alarm")
     return None
 
 
@@ -149,33 +146,35 @@ def _band(figure: Watched, values: Floats, watched: Floats) -> tuple[float, floa
     return middle - width, middle + width
 
 
-def _leaves(figure: Watched, tail: Floats, low: float, high: float) -> bool:
+def _is_outside(figure: Watched, tail: Floats, low: float, high: float) -> bool:
     """Return whether values lie outside on one side, or are no numbers."""
     sides = {"above": [tail > high], "below": [tail < low], "either": [tail > high, tail < low]}[figure.side]
     return any(bool(np.all(side | np.isnan(tail))) for side in sides)
 
 
-def explain(run: Run) -> list[str]:
-    """Return what `grpo why` prints of a run, line by line: any text of a model, its data or a reward is in them as it is."""
+def explain(run: Run) -> Iterator[str]:
+    """Yield what `grpo why` prints of a run, line by line: any text of a model, its data or a reward is in them as it is."""
     curves = watched_curves(run.records, run.config)
     moves = first_moves(curves)
-    lines = [f"{run.path}: {run.state}, step {run.last_step} of {run.config.training.steps}"]
-    if not moves:
-        lines.append("no figure left its own earlier band (docs/collapse.md has the rule)")
-    else:
+    yield f"{run.path}: {run.state}, step {run.last_step} of {run.config.training.steps}"
+    if moves:
         names = [move.figure.name for move in moves if move.step == moves[0].step]
-        lines += [f"it began at step {moves[0].step}: {', '.join(names)} moved first", *(f"  {move}" for move in moves)]
-    lines += [_course(figure, curve) for figure, curve in curves if figure.is_outcome]
-    lines += _noise(run)
-    alerts = [f"  {alert.text}" for alert in raised_alerts(run.dir, run.records)]
-    lines += ["alerts", *alerts[:SHOWN_ALERTS]] if alerts else []
-    return [*lines, *_tokens(run, moves[0].step), *_completions(run, moves[0].step)] if moves else lines
-
-
-def _course(figure: Watched, curve: Curve) -> str:
-    ends = (float(np.max(curve.values, initial=-math.inf, where=np.isfinite(curve.values))), float(curve.values[-1]))
-    best, last = (f"{value:.3g}" for value in ends)
-    return f"{figure.name}: {curve.values[0]:.3g} at step {curve.steps[0]}, at best {best}, {last} at step {curve.steps[-1]}"
+        yield f"it began at step {moves[0].step}: {', '.join(names)} moved first"
+        yield from (f"  {move}" for move in moves)
+    else:
+        yield "no figure left its own earlier band (docs/collapse.md has the rule)"
+    for figure, curve in curves:
+        if figure.is_outcome:
+            values = (curve.values[0], max(filter(math.isfinite, curve.values), default=math.nan), curve.values[-1])
+            first, best, last = (f"{value:.3g}" for value in values)
+            yield f"{figure.name}: {first} at step {curve.steps[0]}, at best {best}, {last} at step {curve.steps[-1]}"
+    yield from _noise(run)
+    if alerts := raised_alerts(run.dir, run.records):
+        yield f"alerts, the first {SHOWN_ALERTS} of {len(alerts)}" if len(alerts) > SHOWN_ALERTS else "alerts"
+        yield from (f"  {alert.text}" for alert in alerts[:SHOWN_ALERTS])
+    if moves:
+        yield from _tokens(run, moves[0].step)
+        yield from _completions(run, moves[0].step)
 
 
 def _noise(run: Run) -> Iterator[str]:

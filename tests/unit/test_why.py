@@ -59,6 +59,8 @@ def test_the_band_is_median_and_ten_deviations_and_is_shown_with_its_steps() -> 
     assert found is not None
     assert (found.low, found.high) == pytest.approx((5 - 1.4826, 5 + 1.4826))
     assert str(found) == "step 13: completion length 6.5, above 6.48 (band 3.52 to 6.48 of steps 1 to 12)"
+    lost = moved(NORM, [*WAVE[:12], math.nan, math.nan, math.nan])
+    assert str(lost) == "step 13: gradient norm is no number (band 0 to 10 of steps 1 to 12)"
     assert str(moved(DRIFT, [0.0, 1.2, 1.3, 1.1])) == "step 2: KL to the initial policy 1.2, above 1 (its alarm)"
 
 
