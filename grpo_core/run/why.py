@@ -64,7 +64,7 @@ WATCHED = (
     Watched(key="optim/grad_norm", name="gradient norm", side="above", share=1.0),
     Watched(key="policy/clip_frac/low", name="tokens held by the lower clip", side="above", least=0.05),
     Watched(key="policy/clip_frac/high", name="tokens held by the upper clip", side="above", least=0.05),
-    Watched(key="optim/lr", name="learning rate", side="either", share=0.5),
+    Watched(key="optim/lr", name="learning rate", side="above", share=0.5),  # a schedule lowers it
     Watched(key="loss/beta", name="beta", side="either", share=0.5),
 )
 """Of figures that leave at one step, the first here moved first."""

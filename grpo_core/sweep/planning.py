@@ -85,7 +85,7 @@ def describe(plan: Plan, pilot: Pilot, detect: float | None = None) -> Iterator[
     most = 1.0 if plan.sweep.objective.is_share else math.inf
     rows = [["", *planned["smallest"], "± for new prompts", "time", "tokens", "disk"]]
     for name, of in found.items():
-        effects = [UNKNOWN if effect > most else significant(effect, 2) for effect in of["smallest"].values()]
+        effects = [UNKNOWN if effect >= most else significant(effect, 2) for effect in of["smallest"].values()]
         cost = [duration(of["seconds"]), f"{of['tokens'] / 1e6:.3g} M", shown_bytes(of["bytes"])]
         rows.append([name, *effects, significant(of["new_prompts"], 2), *cost])
     yield from _aligned(rows)
@@ -108,6 +108,8 @@ def warnings(plan: Plan, pilot: Pilot, planned: dict[str, Any], most: float) -> 
     if beyond and seeds > 1:
         yield f"cannot be answered by {counted(seeds, 'seed')}, the smallest difference being more than 1: {', '.join(beyond)}"
     if high > 2:
+        of_pair = pilot.variance.of_pair(planned["samples"], planned["num_prompts"])
+        low = max(low, math.sqrt(1 - pilot.variance.training / of_pair))  # what the completions add is known
         what = f"the figures above may be {low:.1f} to {high:.3g} times as large (95 %)"
         yield f"what the pilot says of seeds has df {pilot.variance.freedom:.2g}: {what}; more runs as --pilot narrow that"
     ours, theirs = ([flatten(config) for config in configs] for configs in (plan.configs, pilot.configs))

@@ -147,6 +147,8 @@ def test_a_plan_warns_and_refuses_nothing(pilot: Pilot) -> None:
     assert texts[-1].startswith("the pilot's runs differ from the sweep's (model.source ")
     assert texts[-1].endswith(", not other, training.steps 3, not 5): their spread may be another")
     assert not any(text.startswith(("seeds", "the pilot's runs differ")) for text in warned(planned(), pilot))
+    drawn = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=0.0, draws=0.1, freedom=1.0)})
+    assert any("may be 1.0 to 31.9 times as large" in text for text in warned(planned(), drawn))
     noisy = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=2.0, freedom=30.0)})
     share = planned(objective={"metric": "eval/heldout/greedy_accuracy"})
     assert "the smallest difference being more than 1: β, group size, a pair alone, one of 15 pairs" in "\n".join(

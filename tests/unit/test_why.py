@@ -47,6 +47,8 @@ def moved(figure: Any, values: list[float]) -> Move | None:
         (DRIFT, [0.0, 1.2, 1.3, 0.9], None),
         (DRIFT, [0.0004 * step**2 for step in range(45)], None),  # its root is a line
         (ENTROPY, [0.3, 0.04, 0.03, 0.04], 2),
+        (FIGURES["optim/lr"], [1 + math.cos(math.pi * step / 100) for step in range(100)], None),  # a schedule is no collapse
+        (FIGURES["optim/lr"], [1e-5] * 12 + [3e-4] * 3, 13),
     ],
 )
 def test_the_first_step_outside_of_the_band(figure: Any, values: list[float], step: int | None) -> None:
