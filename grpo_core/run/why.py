@@ -32,9 +32,8 @@ from grpo_core.run.summary import raised_alerts
 WIDTH, OF_OUTCOME, RECENT, FEWEST, LASTS, BEST_OF = 10.0, 6.0, 20, 6, 3, 5
 NORMAL = 1.4826
 """Standard deviations in a median absolute deviation of normal noise, inverted."""
-SHOWN_GROUPS, SHOWN_COMPLETIONS, SHOWN_ALERTS = 3, 2, 10
-AROUND = 40
-"""Characters of the completion that are printed on either side of a token, and of its prompt's end."""
+SHOWN_GROUPS, SHOWN_COMPLETIONS, SHOWN_ALERTS, AROUND = 3, 2, 10, 40
+"""Of the last: characters of the completion on either side of a token, and of its prompt's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +71,11 @@ WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that left the bounds `low` and `high`, which are `of` a band or an alarm, at `step`, where it was `value`."""
+    """A figure that left its bounds at `step`, and how, in words."""
 
     figure: Watched
     step: int
-    value: float
-    low: float
-    high: float
-    of: str
-
-    def __str__(self) -> str:
-        """Return `step 14: completion length 9.8, above 4.1 (band 2.3 to 4.1 of steps 1 to 13)`."""
-        side = f"below {self.low:.3g}" if self.value < self.low else f"above {self.high:.3g}"
-        value = "is no number" if math.isnan(self.value) else f"{self.value:.3g}, {side}"
-        return f"step {self.step}: {self.figure.name} {value} ({self.of})"
+    text: str
 
 
 def watched_curves(records: Sequence[Record], config: RunConfig) -> list[tuple[Watched, Curve]]:
@@ -105,27 +95,33 @@ def first_moves(curves: Sequence[tuple[Watched, Curve]]) -> list[Move]:
 def first_move(figure: Watched, steps: Sequence[int], values: Floats) -> Move | None:
     """Return where a figure leaves its band; None where it does not.
 
-    >>> first_move(WATCHED[4], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).step
-    13
+    >>> first_move(WATCHED[4], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).text
+    'step 13: completion length 9, above 5.58 (band 2.62 to 5.58 of steps 1 to 12)'
     """
     metric = find_metric(figure.key)
     alarm = None if metric is None else metric.alarm
     scaled = np.sqrt(np.maximum(values, 0)) if figure.is_square else values
     best = _best_so_far(values) if figure.is_outcome else np.zeros(len(values))
     watched = scaled - best
+
+    def move(low: float, high: float, of: str) -> Move:
+        value = float(values[index])
+        outside = f"below {low:.3g}" if value < low else f"above {high:.3g}"
+        what = "is no number" if math.isnan(value) else f"{value:.3g}, {outside}"
+        return Move(figure=figure, step=steps[index], text=f"step {steps[index]}: {figure.name} {what} ({of})")
+
     for index in range(len(values)):
-        tail, number = watched[index : index + LASTS], {"figure": figure, "step": steps[index], "value": float(values[index])}
+        tail = watched[index : index + LASTS]
         if len(tail) < 2 and math.isfinite(tail[0]):  # one step at the end says nothing
             continue
         for first, last in ((max(0, index - RECENT), index), (0, index // 3)):
             band = _band(figure, scaled[first:last], watched[first:last])
             if band is not None and _is_outside(figure, tail, *band):
                 low, high = (max(end, 0) ** 2 if figure.is_square else end + float(best[index]) for end in band)
-                of = f"band {low:.3g} to {high:.3g} of steps {steps[first]} to {steps[last - 1]}"
-                return Move(**number, low=low, high=high, of=of)
+                return move(low, high, f"band {low:.3g} to {high:.3g} of steps {steps[first]} to {steps[last - 1]}")
         low, high = (alarm or 0, math.inf) if figure.side == "either" else (-math.inf, alarm or 0)
         if alarm is not None and len(tail) == LASTS and _is_outside(figure, values[index : index + LASTS], low, high):
-            return Move(**number, low=low, high=high, of="its alarm")
+            return move(low, high, "its alarm")
     return None
 
 
@@ -160,7 +156,7 @@ def explain(run: Run) -> Iterator[str]:
     if moves:
         names = [move.figure.name for move in moves if move.step == moves[0].step]
         yield f"it began at step {moves[0].step}: {', '.join(names)} moved first"
-        yield from (f"  {move}" for move in moves)
+        yield from (f"  {move.text}" for move in moves)
     else:
         yield "no figure left its own earlier band (docs/collapse.md has the rule)"
     for figure, curve in curves:
