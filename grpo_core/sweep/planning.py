@@ -40,11 +40,8 @@ def designs(plan: Plan, pilot: Pilot) -> dict[str, dict[str, Any]]:
 
 
 def _design(plan: Plan, pilot: Pilot, seeds: int, samples: int, num_prompts: int) -> dict[str, Any]:
-    variance, run, runs = (
-        pilot.variance.of_pair(samples, num_prompts),
-        pilot.runs.mean(numeric_only=True),
-        plan.num_arms * seeds,
-    )
+    variance, runs = pilot.variance.of_pair(samples, num_prompts), plan.num_arms * seeds
+    run = pilot.runs.mean(numeric_only=True)
     longer = fmean(config.training.steps for config in plan.configs) / run["steps"]
     evaluated = samples * num_prompts / (pilot.samples * pilot.num_prompts)
     seconds = run["wall_seconds"] + (longer - 1) * run["train_seconds"] + (evaluated - 1) * run["eval_seconds"]
@@ -71,7 +68,7 @@ def describe(plan: Plan, pilot: Pilot, detect: float | None = None) -> Iterator[
     found, metric, variance, runs = designs(plan, pilot), plan.sweep.objective.metric, pilot.variance, pilot.runs
     planned = found["as planned"]
     drawn = (planned["samples"], planned["num_prompts"])
-    evaluated = f", {drawn[0]} x {drawn[1]} completions a run" if pilot.num_prompts > 1 else ""
+    evaluated = f", {f'{drawn[0]} completions to ' * (pilot.samples > 1)}{drawn[1]} prompts a run" * (pilot.num_prompts > 1)
     yield f"{plan.num_arms} settings x {counted(planned['seeds'], 'seed')} = {plan.num_runs} runs, by {metric}{evaluated}"
     counts = f"{counted(runs['setting'].nunique(), 'setting')}, {counted(runs['seed'].nunique(), 'seed')}"
     yield f"pilot: {counts}, {len(runs)} runs, {', '.join(pilot.folders)}"

@@ -74,3 +74,15 @@ def test_a_table_that_cannot_be_read_hides_nothing_else_and_more_alerts_than_fit
     assert lines[1] == "it began at step 2: KL to the initial policy moved first"
     assert "alerts, the first 10 of 12" in lines
     assert any(line.startswith("worst tokens of step 2") for line in lines)
+
+
+def test_the_batch_that_the_noise_suggests_is_a_ratio_of_means(tiny_run: Any) -> None:
+    run = tiny_run()
+    journal = Journal(run.journal_file)
+    journal.append("start", 0, {})
+    for step, (variance, signal) in enumerate([(6.0, 3.0), (2.0, -1.0)], start=1):  # 8 / 2, not a mean of ratios
+        journal.append("step", step, {"metrics": {"optim/grad_variance": variance, "optim/grad_signal": signal}})
+    journal.close()
+    size = run.read_config().rollout.num_prompts_per_step
+    lines = CliRunner().invoke(app, ["why", str(run.path)]).output.splitlines()
+    assert f"gradient noise scale, mean of 2 step(s): 4 prompts; a step has {size} (docs/collapse.md)" in lines
