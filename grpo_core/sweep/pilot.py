@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas
 
-from grpo_core.config import RunConfig
 from grpo_core.config.loading import dump_yaml
 from grpo_core.data.prepare import read_manifest
 from grpo_core.errors import ConfigError, SweepError
@@ -33,14 +32,13 @@ FIRST_SEED = 1001
 class Pilot:
     """What some finished runs show of a sweep to come.
 
-    `runs` has a row a run: its setting, seed, steps, seconds, tokens and bytes. `samples` are completions to each of
+    `runs` has a row a run: its setting, config, seed, steps, seconds, tokens and bytes. `samples` are completions to each of
     `num_prompts`, as far as the metric is known by them, else 1, and `held_out` the prompts that might have been evaluated.
     """
 
     folders: tuple[str, ...]
     variance: Variance
     runs: pandas.DataFrame
-    configs: tuple[RunConfig, ...]
     samples: int = 1
     num_prompts: int = 1
     held_out: int = 1
@@ -89,17 +87,17 @@ def read_pilot(folders: Sequence[Path], objective: ObjectiveConfig) -> Pilot:
     Raises:
         SweepError: fewer than two finished runs have the metric, or nothing shows how it spreads.
     """
-    rows, draws, configs = dict[tuple[str, int], dict[str, Any]](), dict[tuple[str, int], np.ndarray](), dict[str, RunConfig]()
+    rows, draws = dict[tuple[str, int], dict[str, Any]](), dict[tuple[str, int], np.ndarray]()
     for run_dir in [one for folder in folders for one in _runs_in(folder)]:
         config = run_dir.read_config()
         run = read_run(run_dir, Arm(number=0, values={}), config.training.seed)
         row = run_row(run, None, objective)
         if outcome_of(run, None).status == "finished" and np.isfinite(row["objective"]):
             key = config.model_dump_json(exclude={"tracking": True, "training": {"seed"}}), run.seed
-            configs[key[0]] = config
             rows[key] = {
                 **row,
                 "setting": key[0],
+                "config": config,
                 "bytes": folder_bytes(run_dir.path),
                 "eval_seconds": _eval_seconds(run.records),
             }
@@ -116,7 +114,6 @@ def read_pilot(folders: Sequence[Path], objective: ObjectiveConfig) -> Pilot:
         folders=tuple(map(str, folders)),
         variance=estimate(values, draws if is_known else {}),
         runs=runs,
-        configs=tuple(configs.values()),
         samples=samples,
         num_prompts=num_prompts,
         held_out=read_manifest(RunDir(Path(runs["run_dir"][0])).data).num_eval if is_known else 1,

@@ -109,7 +109,7 @@ def warnings(plan: Plan, pilot: Pilot, planned: dict[str, Any], most: float) -> 
         low = max(low, math.sqrt(1 - pilot.variance.training / of_pair))  # what the completions add is known
         what = f"the figures above may be {low:.1f} to {high:.3g} times as large (95 %)"
         yield f"what the pilot says of seeds has df {pilot.variance.freedom:.2g}: {what}; more runs as --pilot narrow that"
-    ours, theirs = ([flatten(config) for config in configs] for configs in (plan.configs, pilot.configs))
+    ours, theirs = ([flatten(config) for config in configs] for configs in (plan.configs, pilot.runs["config"]))
     others = [
         key for key in theirs[0] | ours[0] if {repr(one.get(key)) for one in theirs} - {repr(one.get(key)) for one in ours}
     ]

@@ -80,7 +80,7 @@ def test_runs_are_a_pilot_however_they_are_named(tmp_path: Path) -> None:
     sweep, objective = spread_runs(tmp_path, 3), ObjectiveConfig(metric="reward/mean")
     found = [read_pilot(folders, objective) for folders in ([sweep], [sweep / "runs"], sorted((sweep / "runs").iterdir()))]
     assert found[0].variance == found[1].variance == found[2].variance
-    assert [(len(one.configs), len(one.runs)) for one in found] == [(2, 6)] * 3
+    assert [(one.runs["setting"].nunique(), len(one.runs)) for one in found] == [(2, 6)] * 3
     assert found[0].runs["tokens"].tolist() == [300.0] * 6
     again = read_pilot([sweep, sweep / "runs" / "arm-000-seed-0"], objective)  # named twice, it counts once
     assert (len(again.runs), again.variance) == (6, found[0].variance)
