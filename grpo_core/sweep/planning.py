@@ -2,12 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import pandas
 
 from grpo_core.config.origin import flatten
 from grpo_core.machine.disk import read_json, write_json
@@ -80,17 +82,17 @@ def describe(plan: Plan, pilot: Pilot, detect: float | None = None) -> Iterator[
     yield ""
     yield f"smallest difference that a report establishes with {100 * POWER:.0f} % power:"
     most = 1.0 if plan.sweep.objective.is_share else math.inf
-    rows = [["", *planned["smallest"], "± for new prompts", "time", "tokens", "disk"]]
+    rows = {}
     for name, of in found.items():
         effects = [UNKNOWN if effect >= most else significant(effect, 2) for effect in of["smallest"].values()]
         cost = [duration(of["seconds"]), f"{of['tokens'] / 1e6:.3g} M", shown_bytes(of["bytes"])]
-        rows.append([name, *effects, significant(of["new_prompts"], 2), *cost])
-    yield from _aligned(rows)
+        rows[name] = [*effects, significant(of["new_prompts"], 2), *cost]
     if detect is not None:
-        yield ""
-        yield f"seeds that establish a difference of {detect:g} with {100 * POWER:.0f} % power:"
         each = [seeds_for(detect, variance.of_pair(*drawn), question) for question in questions(plan.sweep)]
-        yield from _aligned([["", *planned["smallest"]], ["seeds", *(str(one or "over 1000") for one in each)]])
+        rows[f"seeds for {detect:g}"] = [*(str(one or "over 1000") for one in each), *[""] * 4]
+    head = [*planned["smallest"], "± for new prompts", "time", "tokens", "disk"]
+    table = pandas.DataFrame.from_dict(rows, orient="index", columns=head)
+    yield from map(str.rstrip, table.to_string(col_space=[len(name) + 1 for name in head]).splitlines())
     yield ""
     yield from (f"warning: {text}" for text in warnings(plan, pilot, planned, most))
     yield "nothing of the sweep was run"
@@ -115,12 +117,6 @@ def warnings(plan: Plan, pilot: Pilot, planned: dict[str, Any], most: float) -> 
     ]
     if differing := [f"{key} {theirs[0].get(key)}, not {ours[0].get(key)}" for key in others if key.startswith(OF_SPREAD)]:
         yield f"the pilot's runs differ from the sweep's ({first_few(differing)}): their spread may be another"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *cells in rows:
-        yield "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
 
 
 # The plan as a file, which the sweep's pre-registration takes

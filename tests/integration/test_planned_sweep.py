@@ -26,7 +26,7 @@ def test_a_plan_is_in_the_folder_of_the_sweep_before_its_first_run(file: Path, t
     done = grpo(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 settings x 3 seeds = 6 runs, by reward/mean" in done.stdout
-    assert "seeds that establish a difference of 0.05" in done.stdout
+    assert "seeds for 0.05" in done.stdout
     assert not folder.exists()
     open_sweep.fn(str(file), {}, folder)
     registered = json.loads((folder / "preregistered.json").read_text())
