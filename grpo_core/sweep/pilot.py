@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 
 from grpo_core.config.loading import dump_yaml
+from grpo_core.config.spelling import SETTING
 from grpo_core.data.prepare import read_manifest
 from grpo_core.errors import ConfigError, SweepError
 from grpo_core.evaluation.results import table_file
@@ -59,15 +60,18 @@ def pilot_file(plan: Plan, file: Path) -> SweepDir:
     """
     sweep, folder = plan.sweep, SweepDir(file.with_suffix(""))
     axes: dict[str, Any] = dict(sweep.axes)
-    first = {key: axis[0] for key, axis in axes.items()}
     knob, levels = (sweep.primary.knob, sweep.primary.levels) if sweep.primary else (next(iter(axes)), None)
-    fixed = first if knob == GROUP_SIZE else arm_overrides(sweep, plan.base, first)
-    values = sweep.model_dump(mode="json", exclude={"primary": True, "budget": True, "pruner": True, "runs": {"share"}}) | {
+    hold = sweep.hold if knob == GROUP_SIZE else None
+    held = sweep.model_copy(update={"hold": None}) if hold else sweep
+    fixed = arm_overrides(held, plan.base, {key: axis[0] for key, axis in axes.items() if key != knob})
+    left_out: Any = {"primary": True, "claim": True, "budget": True, "pruner": True, "runs": {"share"}}
+    values = sweep.model_dump(mode="json", exclude=left_out) | {
         "question": f"Pilot: how far do runs spread? ({sweep.question or file.stem})",
-        "overrides": {**sweep.overrides, **{key: value for key, value in fixed.items() if key != knob}},
+        "overrides": {**sweep.overrides, **fixed},
+        "settings": sweep.settings if knob == SETTING else {},
         "axes": {knob: list(levels or (axes[knob][0], axes[knob][-1]))},
         "seeds": [seed for seed in range(FIRST_SEED, FIRST_SEED + len(sweep.seeds) + 2) if seed not in sweep.seeds][:2],
-        "hold": sweep.hold if knob == GROUP_SIZE else None,
+        "hold": hold,
         "from_step": {},
         "study": None,
     }

@@ -19,7 +19,10 @@ from grpo_core.sweep.statistics.findings import QUESTION_SHARE
 from grpo_core.sweep.statistics.paired import ALPHA
 
 FAMILY = "all sentences of the report about the objective and the drift, Holm's weighted step-down correction"
-PLANNED = ("seeds", "axes", "trials", "from_step", "fork", "hold", "sampler", "budget", "question", "objective", "primary")
+PLANNED = (
+    *("seeds", "axes", "settings", "trials", "from_step", "fork", "hold", "sampler", "budget"),
+    *("question", "objective", "primary", "claim"),
+)
 """Keys of a sweep that are registered."""
 OF_RUNS = {"git_commit": "code commit", "processor": "processor", "data_digest": "prompts"}
 """Facts of a run's provenance that are compared with those that were registered."""
@@ -93,7 +96,8 @@ def _of_runs(registered: Mapping[str, Any], sweep: Mapping[str, Any], rows: Sequ
     if failed := sum(row["status"] == "failed" for row in rows):
         yield f"{counted(failed, 'failed run')} left out"
     known = [RunDir(Path(row["run_dir"])).read_provenance() for row in rows]
-    changes_prompts = any(axis.startswith("data.") for axis in sweep["axes"])  # on purpose, so it is no departure
+    changed = [*sweep["axes"], *(key for of_setting in sweep["settings"].values() for key in of_setting)]
+    changes_prompts = any(key.startswith("data.") for key in changed)  # on purpose, so it is no departure
     for key, name in OF_RUNS.items():
         others = [str(facts[key]) for facts in known if facts.get(key) not in (None, registered[key])]
         if others and registered[key] and not (key == "data_digest" and changes_prompts):

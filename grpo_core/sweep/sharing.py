@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
+from grpo_core.config.spelling import SETTING
 from grpo_core.errors import shown
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.schema import SweepConfig
@@ -54,7 +55,7 @@ def fork_faults(sweep: SweepConfig, base: Mapping[str, Any]) -> dict[str, bool]:
         and not (is_plain and sweep.fork is None),
         f"from_step.{late}: is for grids on this machine, without pruner and fork": bool(late)
         and not (is_plain and sweep.fork is None),
-        f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes),
+        f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes) - {SETTING},
         "fork: is for runs on this machine": sweep.fork is not None and not on_this_machine,
     }
     if any(faults.values()) or not late:

@@ -67,6 +67,26 @@ def test_a_pilot_is_about_the_question(tmp_path: Path, primary: dict[str, Any], 
     assert load_sweep(tmp_path / "p.yaml").sweep.axes == axes
 
 
+SETTINGS = {"plain": {"loss.kl_estimator": "k3"}, "both": {"loss.beta": 0.3, "loss.kl_estimator": "full"}}
+CLAIM = {"says": "they differ", "source": "a paper", "effect": 0.1, "margin": 0.02, "limits": "one task"}
+
+
+@pytest.mark.parametrize("knob", ["setting", "optimizer.lr"])
+def test_a_pilot_of_settings_by_name_has_of_each_its_own_keys_alone(tmp_path: Path, knob: str) -> None:
+    axes = {"optimizer.lr": [1e-4, 3e-4]}
+    primary = {
+        "knob": knob,
+        **dict(zip(("first", "second"), (list(SETTINGS) if knob == "setting" else axes[knob]), strict=True)),
+    }
+    plan = planned(settings=SETTINGS, axes=axes, hold=None, primary=primary, claim=CLAIM)
+    pilot_file(plan, tmp_path / "p.yaml")
+    made = load_sweep(tmp_path / "p.yaml").configs
+    assert len(made) == 2
+    of_plan = [one.model_copy(update={"training": made[0].training}) for one in plan.configs]
+    assert all(one in of_plan for one in made)
+    assert len({one.loss.kl_estimator for one in made}) == (2 if knob == "setting" else 1)
+
+
 def test_a_pilot_is_used_again_for_more_seeds_and_not_for_other_settings(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     folder = pilot_file(planned(), file)
