@@ -258,6 +258,6 @@ RANGE = {"sampler": "random", "trials": 3}
 )
 def test_an_objective_that_contains_what_is_swept_is_a_warning(axes: Any, metric: str, changes: dict[str, Any] | None) -> None:
     plan = make_plan({**TWO_REWARDS, **(changes or {}), "axes": axes, "objective": {"metric": metric}})
-    found = [note for note in plan.notes if note.startswith(f"objective: {metric} contains {next(iter(axes))}, which the axes")]
+    found = [note for note in plan.notes if note.startswith(f"objective: {metric} contains {next(iter(axes))}, which differ")]
     assert len(found) == (changes is not None)
     assert sum(note.startswith("objective: ") for note in plan.notes) == len(found)
