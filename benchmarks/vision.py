@@ -39,18 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vision", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
     avoid_broken_kernels()
     torch.set_num_threads(1)
     print("| model | prompt tokens | of its image | shared, s | whole rows, s | times faster |\n|---|---|---|---|---|---|")
     for kind in options.kinds:
         with tempfile.TemporaryDirectory() as folder:
-            print(measured(kind, Path(folder), options.rounds), flush=True)
+            print(measured(kind, Path(folder), options.rounds, options.device), flush=True)
 
 
-def measured(kind: str, folder: Path, rounds: int) -> str:
+def measured(kind: str, folder: Path, rounds: int, device: str = "cpu") -> str:
     """Return the row of a kind of model."""
-    policy, completions = opened(kind, folder)
+    policy, completions = opened(kind, folder, device)
     passes: dict[str, Callable[[], Tensor]] = {
         "shared": lambda: policy.forward(completions, range(completions.num_rows)).logps,
         "whole": lambda: whole_rows(policy, completions),
@@ -64,6 +65,8 @@ def measured(kind: str, folder: Path, rounds: int) -> str:
             policy.model.zero_grad()
             began = time.perf_counter()
             compute().sum().backward()  # type: ignore[no-untyped-call]
+            if device == "cuda":
+                torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - began)
     shared, whole = (statistics.median(each) for each in seconds.values())
     assert policy.images is not None
@@ -72,10 +75,10 @@ def measured(kind: str, folder: Path, rounds: int) -> str:
     return f"| {kind} | {len(ids)} | {of_image} | {shared:.3f} | {whole:.3f} | {whole / shared:.1f} |"
 
 
-def opened(kind: str, folder: Path) -> tuple[Policy, SampledCompletions]:
+def opened(kind: str, folder: Path, device: str = "cpu") -> tuple[Policy, SampledCompletions]:
     """Return a policy and completions of prompts that have an image each, all of one size."""
     model, images = write_vision_model(folder / "model", kind, times=TIMES), ImageFolder(folder / "images", 10**6)
-    training = {"training.threads": 1, "training.device": "cpu"}
+    training = {"training.threads": 1, "training.device": device}
     config = validate_config(apply_overrides({}, {"model.source": str(model), **training}))
     policy = open_policy(model, config, images=images.path)
     assert policy.images is not None
@@ -93,9 +96,9 @@ def opened(kind: str, folder: Path) -> tuple[Policy, SampledCompletions]:
     completions = SampledCompletions(
         prompts=tuple(prompts),
         group_size=GROUP,
-        completion_ids=torch.randint(4, 100, (rows, TOKENS), generator=torch.Generator().manual_seed(1)),
-        completion_mask=torch.ones(rows, TOKENS, dtype=torch.bool),
-        sampling_per_token_logps=torch.zeros(rows, TOKENS),
+        completion_ids=torch.randint(4, 100, (rows, TOKENS), generator=torch.Generator().manual_seed(1)).to(device),
+        completion_mask=torch.ones(rows, TOKENS, dtype=torch.bool, device=device),
+        sampling_per_token_logps=torch.zeros(rows, TOKENS, device=device),
     )
     return policy, completions
 
@@ -104,10 +107,12 @@ def whole_rows(policy: Policy, completions: SampledCompletions) -> Tensor:
     """Return the log-probabilities of transformers' pass over all rows."""
     assert policy.images is not None
     inputs = [prompt.model_input for prompt in completions.prompts for _ in range(completions.group_size)]
-    ids = torch.cat([torch.tensor([one.token_ids for one in inputs]), completions.completion_ids], dim=1)
+    ids = torch.cat(
+        [torch.tensor([one.token_ids for one in inputs]).to(completions.completion_ids), completions.completion_ids], dim=1
+    )
     types = (ids == policy.images.processor.placeholder_id).long()
     more = {"mm_token_type_ids": types} if hasattr(policy.model.base_model, "get_rope_index") else {}
-    tensors = joined([policy.images.tensors(one) for one in inputs])
+    tensors = {name: one.to(ids.device) for name, one in joined([policy.images.tensors(one) for one in inputs]).items()}
     logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=TOKENS + 1, **tensors, **more).logits[:, :-1]
     return torch.log_softmax(logits, dim=-1).gather(2, completions.completion_ids.unsqueeze(2)).squeeze(2)
 

@@ -35,7 +35,7 @@ KNOB_NAMES = {
     "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
 }
 """Knobs that have a name of their own; others go by their dotted key, in names of runs by its last part."""
-SEED = "training.seed"
+SEED, SETTING = "training.seed", "setting"
 SHORT = {
     **{key: known.short for key, known in KNOB_NAMES.items()},
     SEED: "s",
@@ -54,11 +54,18 @@ def arm_name(values: Mapping[str, Any]) -> str:
     'β 0.04 · sync never · s0 · lr 1e-05'
     >>> arm_name({"rewards.0.weight": 1.0, "rewards.1.weight": 0.5})
     'rewards.0.weight 1 · rewards.1.weight 0.5'
+    >>> arm_name({"setting": "moving average", "training.seed": 3})
+    'moving average · s3'
     """
     last_parts = [key.rpartition(".")[2] for key in values]
-    words = {key: key if last_parts.count(last) > 1 else last for key, last in zip(values, last_parts, strict=True)} | SHORT
-    order = [*(key for key in SHORT if key in values), *(key for key in values if key not in SHORT)]
-    return " · ".join(f"{visible(words[key])}{'' if key == SEED else ' '}{level_name(key, values[key])}" for key in order)
+    words = (
+        {key: key if last_parts.count(last) > 1 else last for key, last in zip(values, last_parts, strict=True)}
+        | SHORT
+        | {SETTING: ""}
+    )
+    order = sorted(values, key=[SETTING, *SHORT, *values].index)
+    parts = (f"{visible(words[key])}{'' if key == SEED else ' '}{level_name(key, values[key])}" for key in order)
+    return " · ".join(part.strip() for part in parts)
 
 
 def level_name(knob: str, level: Any) -> str:

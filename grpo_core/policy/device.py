@@ -82,6 +82,8 @@ def choose_kernels(*, deterministic: bool) -> None:
     # It would find reads of memory that nobody wrote, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     torch.backends.cudnn.benchmark = False
+    # Matrix products are fp32 unless asked otherwise; convolutions, which read the patches of an image, are TF32 unless told.
+    torch.backends.cudnn.allow_tf32 = False
 
 
 @contextlib.contextmanager

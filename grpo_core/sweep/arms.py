@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.config.spelling import SEED, arm_name
+from grpo_core.config.spelling import SEED, SETTING, arm_name
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.schema import Range, SweepConfig
 
@@ -75,7 +75,7 @@ def arm_overrides(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -
     Raises:
         ConfigError: the group size does not divide the completions that are held.
     """
-    overrides = dict(values)
+    overrides = {**sweep.settings.get(values.get(SETTING, ""), {}), **{key: values[key] for key in values if key != SETTING}}
     if sweep.hold in ("completions", "tokens"):
         rollout = RunConfig().rollout.model_dump() | (base.get("rollout") or {})
         held, size = rollout["num_prompts_per_step"] * rollout["group_size"], values[GROUP_SIZE]

@@ -133,15 +133,13 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     counts[f"training.threads: {crowded}"] = sum(is_shared and config.training.threads is None for config in configs)
     unresumable = "training.engine trl cannot resume, so a run that is killed has failed"
     counts[unresumable] = sum(config.training.engine != "native" for config in configs)
-    data_axes = [key for key in sweep.axes if key in OF_PROMPTS or key.startswith("data.task_args.")]
+    data_axes = [key for key in sweep.changed if key in OF_PROMPTS or key.startswith("data.task_args.")]
     last, steps = sweep.objective.last_steps, [config.training.steps for config in configs]
     notes = {
         f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}": (
             sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP
         ),
-        f"axes.{', axes.'.join(data_axes)}: settings have other prompts, also held-out ones: not compared on the same": (
-            bool(data_axes)
-        ),
+        f"{', '.join(data_axes)}: settings have other prompts, also held-out ones: not compared on the same": (bool(data_axes)),
         f"objective.last_steps: {last} is more than training.steps {min(steps)}: the mean is over the whole run": (
             last > min(steps)
         ),
@@ -207,6 +205,8 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
         "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
         f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, completions or "
         "tokens": group_size and sweep.hold is None,
+        "claim: is about primary.first and primary.second; name the question": sweep.claim is not None
+        and (sweep.primary is None or sweep.primary.levels is None),
         f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size and sweep.hold is not None,
         f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
             sweep.hold is not None and PROMPTS in sweep.axes
@@ -218,12 +218,14 @@ def _axis_faults(sweep: SweepConfig, key: str, axis: Axis) -> dict[str, bool]:
     """Return message -> whether an axis varies nothing, something twice, or what the sweep itself sets."""
     is_range, values = isinstance(axis, Range), () if isinstance(axis, Range) else axis
     written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in values]
+    twice = [one for one in sweep.overrides if f"{one}.".startswith(f"{key}.")]
     doubles = [value for value in written if written.count(value) > 1] or [""]
     return {
         f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`": (
             key in ("training.seed", "rollout", "training") or key.split(".", maxsplit=1)[0] == "tracking"
         ),
-        f"axes.{key}: also among overrides ({shown(sweep.overrides.get(key))}); give it once": key in sweep.overrides,
+        f"axes.{key}: also among overrides ({', '.join(f'{one} {shown(sweep.overrides[one])}' for one in twice)}); give it "
+        "once": bool(twice),
         f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values": (
             is_range and sweep.sampler == "grid"
         ),
@@ -321,8 +323,8 @@ def _warnings(sweep: SweepConfig, configs: Sequence[RunConfig]) -> Iterator[str]
     for figure in dict.fromkeys((objective.metric, *prices)):
         if keys := _contained(sweep, figure, has_verifier=configs[0].evaluation.verifier is not None):
             yield (
-                f"objective: {figure} contains {', '.join(keys)}, which the axes change: equal policies differ in it; maximise "
-                "a figure that means the same in every setting, such as eval/heldout/greedy_accuracy with one verifier"
+                f"objective: {figure} contains {', '.join(keys)}, which differ between settings: equal policies differ in it; "
+                "maximise a figure that means the same in every setting, such as eval/heldout/greedy_accuracy with one verifier"
             )
 
 
@@ -336,7 +338,7 @@ def _contained(sweep: SweepConfig, figure: str, *, has_verifier: bool) -> list[s
     parts = (*CONTENTS.get(area, ()), *(("rewards.0.fn", "rewards.0.args") if area == "eval" and not has_verifier else ()))
     return [
         key
-        for key in sweep.axes
+        for key in sweep.changed
         if any(f"{part}.".startswith(f"{key}.") or f"{key}.".startswith(f"{part}.") for part in parts)
         and not (key.endswith(".weight") and area == "reward" and "/" in name)
     ]

@@ -18,6 +18,8 @@ from grpo_core.sweep.statistics.findings import QUESTION_SHARE
 from grpo_core.sweep.statistics.paired import ALPHA
 
 FAMILY = "all sentences of the report about the objective and the drift, Holm's weighted step-down correction"
+FACTS = ("question", "claim", "primary", "settings", "axes", "from_step", "fork", "seeds", "hold", "objective")
+"""Of the sweep's file."""
 OF_RUNS = {"git_commit": "code commit", "processor": "processor", "data_digest": "prompts"}
 """Facts of a run's provenance that are compared with those that were registered."""
 
@@ -36,7 +38,7 @@ def preregister(sweep_dir: SweepDir, plan: Plan, made: Mapping[str, Any] | None,
     """
     sweep_dir.refuse_second_sweep()
     sweep = plan.sweep.model_dump(mode="json")
-    facts = {key: sweep[key] for key in ("question", "primary", "axes", "from_step", "fork", "seeds", "hold", "objective")}
+    facts = {key: sweep[key] for key in FACTS}
     what = f"sweep dir {sweep_dir.path}: cannot be written ({{cause}}); give another --sweep-dir"
     with raised_as(SweepError, what, OSError):
         write_json(
@@ -81,7 +83,7 @@ def _of_plan(registered: Mapping[str, Any], sweep: Mapping[str, Any]) -> Iterato
         planned = registered["seeds"] if key == "seeds" else registered["axes"].get(key, [])
         if isinstance(values, list) and (added := [value for value in values if value not in planned]):
             yield f"{knob_name(key)}: {first_few([level_name(key, value) for value in added])} added"
-    for section in ("objective", "primary"):
+    for section in ("objective", "primary", "claim"):
         was, now = registered[section] or {}, sweep[section] or {}
         for key in was | now:
             if was.get(key) != now.get(key):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from grpo_core.config.section import PlainValues, Section, Steps, StudyUrl, Text
+from grpo_core.config.spelling import SETTING
 from grpo_core.metrics import LAST_STEPS, find_metric
 
 MOST_TRIALS = 10_000
@@ -111,6 +112,21 @@ class PrimaryConfig(Section):
         return None if self.first == self.second else (self.first, self.second)
 
 
+class ClaimConfig(Section):
+    """What is claimed of the question, and how it is decided: stated before the first run."""
+
+    says: Text
+    """The claim, a sentence."""
+    source: Text
+    """Where it is made, for example a paper and its number."""
+    effect: float = Field(ge=-1e9, le=1e9)
+    """The expected difference in the objective, `primary.second` minus `primary.first`; 0 = that there is none."""
+    margin: float = Field(gt=0, le=1e9)
+    """The smallest difference that matters: within it, the two are equivalent."""
+    limits: Text
+    """What this setting cannot show."""
+
+
 class BudgetConfig(Section):
     """When no further run begins; runs under way are finished."""
 
@@ -182,6 +198,8 @@ class SweepConfig(Section):
     primary: PrimaryConfig | None = None
     """The question as a contrast, chosen before the first run: its answer stands first, and 60 % of the chance of a false
     claim are its own; what else the report says is exploratory. null = all of it is."""
+    claim: ClaimConfig | None = None
+    """What is claimed of the question `primary`, which needs two values; the report gives the verdict. null = nothing."""
     base: Text
     """Preset or file of which every arm is a variation; with `fork`, that run's configuration."""
     fork: ForkConfig | None = None
@@ -191,6 +209,8 @@ class SweepConfig(Section):
     value, which must be one of the axis, and the others are forked from that one's run. {} = from the first step on."""
     overrides: PlainValues = Field(default={})
     """Keys of the base that are changed for all arms: {key.path: value}."""
+    settings: Mapping[str, PlainValues] = Field(default={})
+    """{name: {key.path: value}}: whole settings by name, for what differs in several keys at once; an axis called `setting`."""
     axes: Mapping[str, Axis] = Field(min_length=1)
     """{key.path: values}; a range {low, high, log, step} where a sampler searches."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1, max_length=1000)
@@ -222,6 +242,14 @@ class SweepConfig(Section):
             return values
         return {"base": f"{run}/config.json", **values, "fork": {**fork, "run": str(Path(run).resolve())}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _axis_of_settings(cls, values: Any) -> Any:
+        settings, axes = (values.get(key) or {} for key in ("settings", "axes")) if isinstance(values, dict) else ({}, {})
+        if not (settings and isinstance(settings, dict) and isinstance(axes, dict)):
+            return values
+        return {**values, "axes": {SETTING: list(settings), **axes}}
+
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
@@ -233,3 +261,9 @@ class SweepConfig(Section):
     def knobs(self) -> tuple[str, ...]:
         """The swept keys."""
         return tuple(self.axes)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The keys in which runs differ, but for the seed."""
+        named = (key for values in self.settings.values() for key in values)
+        return tuple(dict.fromkeys((*named, *(key for key in self.axes if key != SETTING))))

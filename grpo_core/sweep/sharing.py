@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.config.origin import flatten
+from grpo_core.config.spelling import SETTING
 from grpo_core.errors import shown
 from grpo_core.run.forking import KEPT
 from grpo_core.run.journal import Record
@@ -49,14 +50,15 @@ def fork_faults(sweep: SweepConfig, base: Mapping[str, Any]) -> dict[str, bool]:
     """Return message -> whether the runs of a sweep cannot be forked as it says."""
     late, on_this_machine = ", ".join(sweep.from_step), sweep.runs.where == "local"
     is_plain = sweep.sampler == "grid" and not sweep.pruner.is_on and on_this_machine
-    changed = [*sweep.from_step, *((*sweep.axes, *sweep.overrides) if sweep.fork else ())]
+    of_settings = [key for setting in sweep.settings.values() for key in setting]
+    changed = [*sweep.from_step, *((*sweep.axes, *of_settings, *sweep.overrides) if sweep.fork else ())]
     kept = [key for key in changed if f"{key}.".startswith(KEPT)] or [""]
     faults = {
         "runs.share: is for grids on this machine, without pruner and fork; leave it out": sweep.runs.share
         and not (is_plain and sweep.fork is None),
         f"from_step.{late}: is for grids on this machine, without pruner and fork": bool(late)
         and not (is_plain and sweep.fork is None),
-        f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes),
+        f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes) - {SETTING},
         f"from_step.{late}: must change after the same step": len(set(sweep.from_step.values())) > 1,
         "fork: is for runs on this machine": sweep.fork is not None and not on_this_machine,
         f"{kept[0]}: cannot change; a fork keeps the model and the prompts of its parent": bool(kept[0]),

@@ -210,7 +210,7 @@ def test_doubtful_values_of_a_sweep_are_warned_about() -> None:
     def notes(*overrides: str) -> str:
         return "\n".join(load_sweep("beta_group_sync_tiny", parse_overrides(overrides)).notes)
 
-    assert "axes.data.seed: settings have other prompts, also held-out ones" in notes(
+    assert "data.seed: settings have other prompts, also held-out ones" in notes(
         "axes={data.seed: [0, 1], loss.beta: [0.1, 1]}", "hold=null"
     )
     assert "is more than training.steps" in notes("objective.metric=reward/mean", "objective.last_steps=5000")

@@ -31,6 +31,7 @@ from grpo_core.sweep.report.words import Chip, association_words, chip, high_and
 from grpo_core.sweep.statistics.effects import Difference, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms
 from grpo_core.sweep.statistics.runs import SweepRuns, is_number, mean
+from grpo_core.sweep.statistics.verdict import verdict
 
 MORE_SEEDS = 2
 """That are proposed where something is open."""
@@ -95,7 +96,7 @@ def answer(findings: Findings) -> Answer:
         "pass@k counts sampled completions, accuracy greedy ones" if "pass@" in sweep.config.objective.name else "",
     ]
     parameters = tuple(_parameter_cards(findings))
-    cards = (*parameters, *_drift_cards(findings), *_other_cards(sweep))
+    cards = (*_claim_cards(findings), *parameters, *_drift_cards(findings), *_other_cards(sweep))
     is_shown = any(card.chip == "established" for card in parameters)
     return Answer(
         headline=_headline(sweep, is_shown=is_shown),
@@ -196,6 +197,24 @@ def _interaction_card(findings: Findings, found: Difference, title: str = "") ->
     at_levels = ", ".join(f"{signed(sign * means[level])} {where_level(other, level)}" for level in (most, *others))
     detail = f"{high} over {low}, {_unit(findings.sweep, found.outcome)}: {at_levels}"
     return Card(title=title or f"{knob} and {knob_name(other)}", claim=claim, detail=detail, chip=chip(found), section="sure")
+
+
+def _claim_cards(findings: Findings) -> Iterator[Card]:
+    """Yield the verdict on what the sweep's file claims, once all planned runs are in."""
+    claim, primary = findings.sweep.config.claim, findings.sweep.config.primary
+    found = [one for one in findings.question if isinstance(one, Difference) and not one.is_interim]
+    if claim is None or primary is None or not found:
+        return
+    sign = 1 if found[0].second == primary.second else -1
+    given = verdict([sign * one for one in found[0].differences], effect=claim.effect, margin=claim.margin)
+    spans = (f"{level} % [{plain(low)}, {plain(high)}]" for level, (low, high) in ((95, given.interval), (90, given.narrow)))
+    stated = f"claimed {signed(claim.effect)}, margin {plain(claim.margin)}"
+    yield Card(
+        title=f"Claim ({claim.source}): {claim.says}",
+        claim=given.word,
+        detail=f"difference {signed(given.mean)}, {', '.join(spans)}; {stated}",
+        section="effects",
+    )
 
 
 def _drift_cards(findings: Findings) -> Iterator[Card]:
