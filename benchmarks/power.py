@@ -30,8 +30,8 @@ from grpo_core.sweep.statistics.variance import Variance
 OUTCOMES = ("objective", "probe_kl_init")
 TOLERANCE = 0.1
 """The largest distance from 80 %."""
-TRUTH = Variance(training=1e-4, draws=0.2, correlation=0.6, freedom=8.0)
-SAMPLES, PROMPTS = 16, 200
+SAMPLES, PROMPTS, CORRELATION = 16, 200, 0.6
+TRUTH = Variance(training=2 * (1 - CORRELATION) * 1e-4, draws=2 * (1 - CORRELATION) * 0.2, freedom=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ CASES = (
 def draw(random: np.random.Generator, case: Case, effect: float) -> SweepRuns:
     """Return a sweep from the variance model whose last level of the first axis, or last setting, is better by `effect`."""
     settings = list(itertools.product(*(range(count) for count in case.axes)))
-    spread = math.sqrt(TRUTH.training + TRUTH.draws / (SAMPLES * PROMPTS))
-    common = math.sqrt(TRUTH.correlation) * random.normal(size=case.seeds)
-    own = math.sqrt(1 - TRUTH.correlation) * random.normal(size=(len(settings), case.seeds))
+    spread = math.sqrt(TRUTH.of_pair(SAMPLES, PROMPTS) / (2 * (1 - CORRELATION)))
+    common = math.sqrt(CORRELATION) * random.normal(size=case.seeds)
+    own = math.sqrt(1 - CORRELATION) * random.normal(size=(len(settings), case.seeds))
     last = settings[-1] if case.pair else settings[-1][:1]
     better = np.array([levels[: len(last)] == last for levels in settings])[:, None]
     return _as_runs(case.sweep, settings, 0.5 + spread * (common + own) + effect * better, random)

@@ -13,9 +13,10 @@ from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
 from grpo_core.run.child import import_folders
 from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.sweep.description import describe_plan
 from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
+from grpo_core.sweep.plan import Plan, load_sweep
 
 if TYPE_CHECKING:
     from tasks.sweep.stages import SweepSummary
@@ -59,7 +60,9 @@ def sweep(
     if (folder := extend or resume) is not None:
         track_at(tracking_uri)
         # Without a FILE the first override stands in its place.
-        given = [value for value in (file, sweep_dir, *([resume] if extend else []), *(overrides or [])) if value is not None]
+        asked = {"--plan": wants_plan, "--pilot": pilot, "--detect": detect, "--check": dry_run}
+        flags = [option for option, value in asked.items() if value]
+        given = [one for one in (*flags, file, sweep_dir, *([resume] if extend else []), *(overrides or [])) if one is not None]
         _resume_sweep(folder, retry_failed, given, is_extended=extend is not None)
         return
     values = parse_overrides(overrides or [])
@@ -85,10 +88,12 @@ def sweep(
 
 def _plan(plan: Plan, beside: Path, name: str, given: list[Path] | None, detect: float | None) -> None:
     """Print the plan of a sweep and write it beside its folder; where no runs are named, make a pilot or take the one there."""
-    from grpo_core.sweep.pilot import pilot_file, read_pilot, require_grid
+    from grpo_core.sweep.pilot import pilot_file, read_pilot
     from grpo_core.sweep.planning import describe, plan_file, write_plan
 
-    require_grid(plan)
+    if plan.sweep.sampler != "grid":
+        raise ConfigError(f"sampler: {plan.sweep.sampler} chooses its settings as it goes; --plan takes sampler grid")
+    beside.mkdir(parents=True, exist_ok=True)
     folders = given or [_pilot(pilot_file(plan, beside / f"{name}-pilot.yaml"))]
     pilot, file = read_pilot(folders, plan.sweep.objective), plan_file(beside, name)
     echo_text("\n".join(describe(plan, pilot, detect)))

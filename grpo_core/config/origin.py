@@ -115,7 +115,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     >>> flatten(RunConfig())["rewards.0.fn"]
     'reasoning_gym'
     """
-    return dict(_leaves("", config.model_dump(mode="json")))
+    return dict(leaves("", config.model_dump(mode="json")))
 
 
 def named_settings(config: RunConfig) -> dict[str, Any]:
@@ -124,14 +124,15 @@ def named_settings(config: RunConfig) -> dict[str, Any]:
     return flatten(config) | {KNOBS["ref_sync_steps"]: reference_moments(config), "data.source": source}
 
 
-def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:
+def leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    """Return (key.path, value) of every leaf of a plain value, as `flatten` does."""
     if isinstance(value, dict) and value:
         pairs = value.items()
     elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         pairs = {str(index): item for index, item in enumerate(value)}.items()
     else:
         return [(prefix, value)]
-    return [leaf for key, item in pairs for leaf in _leaves(f"{prefix}.{key}" if prefix else key, item)]
+    return [leaf for key, item in pairs for leaf in leaves(f"{prefix}.{key}" if prefix else key, item)]
 
 
 def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -15,10 +15,9 @@ from grpo_core.machine.disk import durable_folder, read_json, write_json
 from grpo_core.run.folder import RunDir, monitor_alerts
 from grpo_core.run.journal import finite
 
-BEFORE = 20
-"""Steps up to an alert whose files stay: of the first alert of each rule, which bounds what a run can gather."""
-RING = 2 * BEFORE
-"""Newest steps that have a file: the monitor may be some steps late."""
+BEFORE, RING = 20, 40
+"""Steps up to the first alert of each rule whose files stay, which bounds what a run can gather; newest steps that have a file,
+more than those, as the monitor may be some steps late."""
 
 logger = logging.getLogger(__name__)
 Tokens = Sequence[Mapping[str, Any]]

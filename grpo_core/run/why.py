@@ -32,9 +32,8 @@ from grpo_core.run.summary import raised_alerts
 WIDTH, OF_OUTCOME, RECENT, FEWEST, LASTS, BEST_OF = 10.0, 6.0, 20, 6, 3, 5
 NORMAL = 1.4826
 """Standard deviations in a median absolute deviation of normal noise, inverted."""
-SHOWN_GROUPS, SHOWN_COMPLETIONS, SHOWN_ALERTS = 3, 2, 10
-AROUND = 40
-"""Characters of the completion that are printed on either side of a token, and of its prompt's end."""
+SHOWN_GROUPS, SHOWN_COMPLETIONS, SHOWN_ALERTS, AROUND = 3, 2, 10, 40
+"""Of the last: characters of the completion on either side of a token, and of its prompt's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ WATCHED = (
     Watched(key="optim/grad_norm", name="gradient norm", side="above", share=1.0),
     Watched(key="policy/clip_frac/low", name="tokens held by the lower clip", side="above", least=0.05),
     Watched(key="policy/clip_frac/high", name="tokens held by the upper clip", side="above", least=0.05),
-    Watched(key="optim/lr", name="learning rate", side="either", share=0.5),
+    Watched(key="optim/lr", name="learning rate", side="above", share=0.5),  # a schedule lowers it
     Watched(key="loss/beta", name="beta", side="either", share=0.5),
 )
 """Of figures that leave at one step, the first here moved first."""
@@ -72,21 +71,11 @@ WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure that left its band at `step`, where it was `value`; the band is of steps `since` to `until`, 0 of an alarm."""
+    """A figure that left its bounds at `step`, and how, in words."""
 
     figure: Watched
     step: int
-    value: float
-    low: float
-    high: float
-    since: int = 0
-    until: int = 0
-
-    def __str__(self) -> str:
-        """Return `step 14: completion length 9.8, above 4.1 (band 2.3 to 4.1 of steps 1 to 13)`."""
-        side, bound = ("below", self.low) if self.value < self.low else ("above", self.high)
-        of = f"band {self.low:.3g} to {self.high:.3g} of steps {self.since} to {self.until}" if self.until else "its alarm"
-        return f"step {self.step}: {self.figure.name} {self.value:.3g}, {side} {bound:.3g} ({of})"
+    text: str
 
 
 def watched_curves(records: Sequence[Record], config: RunConfig) -> list[tuple[Watched, Curve]]:
@@ -106,29 +95,33 @@ def first_moves(curves: Sequence[tuple[Watched, Curve]]) -> list[Move]:
 def first_move(figure: Watched, steps: Sequence[int], values: Floats) -> Move | None:
     """Return where a figure leaves its band; None where it does not.
 
-    >>> first_move(WATCHED[4], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).step
-    13
+    >>> first_move(WATCHED[4], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).text
+    'step 13: completion length 9, above 5.58 (band 2.62 to 5.58 of steps 1 to 12)'
     """
     metric = find_metric(figure.key)
     alarm = None if metric is None else metric.alarm
     scaled = np.sqrt(np.maximum(values, 0)) if figure.is_square else values
     best = _best_so_far(values) if figure.is_outcome else np.zeros(len(values))
     watched = scaled - best
+
+    def move(low: float, high: float, of: str) -> Move:
+        value = float(values[index])
+        outside = f"below {low:.3g}" if value < low else f"above {high:.3g}"
+        what = "is no number" if math.isnan(value) else f"{value:.3g}, {outside}"
+        return Move(figure=figure, step=steps[index], text=f"step {steps[index]}: {figure.name} {what} ({of})")
+
     for index in range(len(values)):
         tail = watched[index : index + LASTS]
         if len(tail) < 2 and math.isfinite(tail[0]):  # one step at the end says nothing
             continue
-        value = float(values[index])
         for first, last in ((max(0, index - RECENT), index), (0, index // 3)):
             band = _band(figure, scaled[first:last], watched[first:last])
-            if band is not None and _leaves(figure, tail, *band):
+            if band is not None and _is_outside(figure, tail, *band):
                 low, high = (max(end, 0) ** 2 if figure.is_square else end + float(best[index]) for end in band)
-                since, until = steps[first], steps[last - 1]
-                return Move(figure=figure, step=steps[index], value=value, low=low, high=high, since=since, until=until)
-        if alarm is not None and len(tail) == LASTS:
-            bounds = (alarm, math.inf) if figure.side == "either" else (-math.inf, alarm)
-            if _leaves(figure, values[index : index + LASTS], *bounds):
-                return Move(figure=figure, step=steps[index], value=value, low=bounds[0], high=bounds[1])
+                return move(low, high, f"band {low:.3g} to {high:.3g} of steps {steps[first]} to {steps[last - 1]}")
+        low, high = (alarm or 0, math.inf) if figure.side == "either" else (-math.inf, alarm or 0)
+        if alarm is not None and len(tail) == LASTS and _is_outside(figure, values[index : index + LASTS], low, high):
+            return move(low, high, "its alarm")
     return None
 
 
@@ -149,33 +142,35 @@ def _band(figure: Watched, values: Floats, watched: Floats) -> tuple[float, floa
     return middle - width, middle + width
 
 
-def _leaves(figure: Watched, tail: Floats, low: float, high: float) -> bool:
+def _is_outside(figure: Watched, tail: Floats, low: float, high: float) -> bool:
     """Return whether values lie outside on one side, or are no numbers."""
     sides = {"above": [tail > high], "below": [tail < low], "either": [tail > high, tail < low]}[figure.side]
     return any(bool(np.all(side | np.isnan(tail))) for side in sides)
 
 
-def explain(run: Run) -> list[str]:
-    """Return what `grpo why` prints of a run, line by line: any text of a model, its data or a reward is in them as it is."""
+def explain(run: Run) -> Iterator[str]:
+    """Yield what `grpo why` prints of a run, line by line: any text of a model, its data or a reward is in them as it is."""
     curves = watched_curves(run.records, run.config)
     moves = first_moves(curves)
-    lines = [f"{run.path}: {run.state}, step {run.last_step} of {run.config.training.steps}"]
-    if not moves:
-        lines.append("no figure left its own earlier band (docs/collapse.md has the rule)")
-    else:
+    yield f"{run.path}: {run.state}, step {run.last_step} of {run.config.training.steps}"
+    if moves:
         names = [move.figure.name for move in moves if move.step == moves[0].step]
-        lines += [f"it began at step {moves[0].step}: {', '.join(names)} moved first", *(f"  {move}" for move in moves)]
-    lines += [_course(figure, curve) for figure, curve in curves if figure.is_outcome]
-    lines += _noise(run)
-    alerts = [f"  {alert.text}" for alert in raised_alerts(run.dir, run.records)]
-    lines += ["alerts", *alerts[:SHOWN_ALERTS]] if alerts else []
-    return [*lines, *_tokens(run, moves[0].step), *_completions(run, moves[0].step)] if moves else lines
-
-
-def _course(figure: Watched, curve: Curve) -> str:
-    ends = (float(np.max(curve.values, initial=-math.inf, where=np.isfinite(curve.values))), float(curve.values[-1]))
-    best, last = (f"{value:.3g}" for value in ends)
-    return f"{figure.name}: {curve.values[0]:.3g} at step {curve.steps[0]}, at best {best}, {last} at step {curve.steps[-1]}"
+        yield f"it began at step {moves[0].step}: {', '.join(names)} moved first"
+        yield from (f"  {move.text}" for move in moves)
+    else:
+        yield "no figure left its own earlier band (docs/collapse.md has the rule)"
+    for figure, curve in curves:
+        if figure.is_outcome:
+            values = (curve.values[0], max(filter(math.isfinite, curve.values), default=math.nan), curve.values[-1])
+            first, best, last = (f"{value:.3g}" for value in values)
+            yield f"{figure.name}: {first} at step {curve.steps[0]}, at best {best}, {last} at step {curve.steps[-1]}"
+    yield from _noise(run)
+    if alerts := raised_alerts(run.dir, run.records):
+        yield f"alerts, the first {SHOWN_ALERTS} of {len(alerts)}" if len(alerts) > SHOWN_ALERTS else "alerts"
+        yield from (f"  {alert.text}" for alert in alerts[:SHOWN_ALERTS])
+    if moves:
+        yield from _tokens(run, moves[0].step)
+        yield from _completions(run, moves[0].step)
 
 
 def _noise(run: Run) -> Iterator[str]:

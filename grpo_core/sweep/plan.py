@@ -14,7 +14,7 @@ from grpo_core.config import RunConfig, apply_overrides, check_consistency, deri
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.origin import find_sweep, preset_of, read_beside
 from grpo_core.config.section import Section
-from grpo_core.config.spelling import arm_name
+from grpo_core.config.spelling import SETTING, arm_name
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.metrics import find_metric
 from grpo_core.run.fit import runs_at_a_time
@@ -23,8 +23,8 @@ from grpo_core.sweep.display import first_few
 from grpo_core.sweep.schema import Axis, Range, SweepConfig
 from grpo_core.sweep.sharing import fork_faults
 
-TPE_STARTUP, SHOWN_ARMS = 10, 40
-"""Trials that Optuna's TPE draws at random before it learns; settings that a description lists."""
+TPE_STARTUP = 10
+"""Trials that Optuna's TPE draws at random before it learns."""
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
 NO_SWEEP = "this is a run's file, which `grpo train` takes; a sweep's has `base` (such a file) and `axes`"
@@ -149,25 +149,6 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     return [*_counted_arms(+counts, configs), *(note for note, holds in notes.items() if holds), *_warnings(sweep, configs)]
 
 
-def describe_plan(plan: Plan) -> Iterator[str]:
-    """Yield a line each for the sweep, its arms (of a search: the ends of its ranges) and its warnings."""
-    sweep = plan.sweep
-    seeds = f"{len(sweep.seeds)} seeds ({', '.join(map(str, sweep.seeds))})"
-    yield f"{plan.num_arms} settings x {seeds} = {plan.num_runs} runs of {plan.preset}"
-    yield f"objective: {sweep.objective.metric}; sampler: {sweep.sampler}" + (f"; hold: {sweep.hold}" if sweep.hold else "")
-    for number, (values, config) in enumerate(zip(grid(sweep), plan.configs[:SHOWN_ARMS], strict=False)):
-        factor, rollout = derived.advantage_rms_factor(config), config.rollout
-        spread = f"advantage_rms_factor {factor:.4f}; " if factor else ""
-        yield (
-            f"  {number:3d}  {arm_name(values)}: {rollout.num_prompts_per_step} x {rollout.group_size} completions a step; "
-            f"{spread}effective beta {derived.weight_of_kl(config)}"
-        )
-    if len(plan.configs) > SHOWN_ARMS:
-        yield f"  ... and {len(plan.configs) - SHOWN_ARMS} more"
-    yield from (f"warning: {note}" for note in plan.notes)
-    yield f"{len(plan.notes)} warning(s); the sweep is valid"
-
-
 def _refuse_first(faults: Mapping[str, bool]) -> None:
     if found := [message for message, holds in faults.items() if holds]:
         raise ConfigError(found[0])
@@ -187,7 +168,11 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
         ("runs.", sweep.runs, "deployment", sweep.runs.where == "local", "runs.where local"),
         ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
     ]
+    own = [key for values in sweep.settings.values() for key in values if _is_sweeps(key)] or [""]
+    twice = [f"{name}.{key}" for name, values in sweep.settings.items() for key in values if key in sweep.overrides] or [""]
     return {
+        f"settings.{twice[0]}: also among overrides; give it once": bool(twice[0]),
+        f"settings: {own[0]} is set by the sweep itself": bool(own[0]),
         f"trials: {sweep.trials} has no effect with sampler grid, which runs every setting; leave it out": (
             sweep.sampler == "grid" and sweep.trials is not None
         ),
@@ -216,22 +201,28 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
 
 def _axis_faults(sweep: SweepConfig, key: str, axis: Axis) -> dict[str, bool]:
     """Return message -> whether an axis varies nothing, something twice, or what the sweep itself sets."""
+    named = sweep.settings if key == SETTING else {}
+    strange = [value for value in (axis if isinstance(axis, tuple) and named else ()) if value not in named] or [""]
     is_range, values = isinstance(axis, Range), () if isinstance(axis, Range) else axis
     written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in values]
     twice = [one for one in sweep.overrides if f"{one}.".startswith(f"{key}.")]
     doubles = [value for value in written if written.count(value) > 1] or [""]
     return {
-        f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`": (
-            key in ("training.seed", "rollout", "training") or key.split(".", maxsplit=1)[0] == "tracking"
-        ),
+        f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`": _is_sweeps(key),
         f"axes.{key}: also among overrides ({', '.join(f'{one} {shown(sweep.overrides[one])}' for one in twice)}); give it "
         "once": bool(twice),
+        f"axes.{key}: {shown(strange[0])} is not among settings": bool(strange[0]),
+        f"axes.{key}: also in settings; give it once": any(key in of_setting for of_setting in sweep.settings.values()),
         f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values": (
             is_range and sweep.sampler == "grid"
         ),
         f"axes.{key}: only one value, {shown(values[:1])}, so nothing varies; put it into overrides": len(values) == 1,
         f"axes.{key}: {doubles[0]} is listed {written.count(doubles[0])} times; list it once": len(doubles) > 1,
     }
+
+
+def _is_sweeps(key: str) -> bool:
+    return key in ("training.seed", "rollout", "training") or key.split(".", maxsplit=1)[0] == "tracking"
 
 
 def _primary_faults(sweep: SweepConfig) -> dict[str, bool]:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from grpo_core.config.origin import leaves
 from grpo_core.config.spelling import level_name
 from grpo_core.errors import SweepError, raised_as, shown
 from grpo_core.machine.disk import read_json, write_json
@@ -18,8 +19,11 @@ from grpo_core.sweep.statistics.findings import QUESTION_SHARE
 from grpo_core.sweep.statistics.paired import ALPHA
 
 FAMILY = "all sentences of the report about the objective and the drift, Holm's weighted step-down correction"
-FACTS = ("question", "claim", "primary", "settings", "axes", "from_step", "fork", "seeds", "hold", "objective")
-"""Of the sweep's file."""
+PLANNED = (
+    *("seeds", "axes", "settings", "trials", "from_step", "fork", "hold", "sampler", "budget"),
+    *("question", "objective", "primary", "claim"),
+)
+"""Keys of a sweep that are registered."""
 OF_RUNS = {"git_commit": "code commit", "processor": "processor", "data_digest": "prompts"}
 """Facts of a run's provenance that are compared with those that were registered."""
 
@@ -38,7 +42,7 @@ def preregister(sweep_dir: SweepDir, plan: Plan, made: Mapping[str, Any] | None,
     """
     sweep_dir.refuse_second_sweep()
     sweep = plan.sweep.model_dump(mode="json")
-    facts = {key: sweep[key] for key in FACTS}
+    facts = {key: sweep[key] for key in PLANNED}
     what = f"sweep dir {sweep_dir.path}: cannot be written ({{cause}}); give another --sweep-dir"
     with raised_as(SweepError, what, OSError):
         write_json(
@@ -79,29 +83,24 @@ def departures(stored: StoredSweep, rows: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _of_plan(registered: Mapping[str, Any], sweep: Mapping[str, Any]) -> Iterator[str]:
-    for key, values in {"seeds": sweep["seeds"], **sweep["axes"]}.items():
-        planned = registered["seeds"] if key == "seeds" else registered["axes"].get(key, [])
-        if isinstance(values, list) and (added := [value for value in values if value not in planned]):
-            yield f"{knob_name(key)}: {first_few([level_name(key, value) for value in added])} added"
-    for section in ("objective", "primary", "claim"):
-        was, now = registered[section] or {}, sweep[section] or {}
-        for key in was | now:
-            if was.get(key) != now.get(key):
-                yield f"{section}.{key}: {shown(now.get(key))}, registered was {shown(was.get(key))}"
+    was, now = (dict(leaves("", {key: of.get(key) for key in PLANNED if key in registered})) for of in (registered, sweep))
+    for key in was | now:
+        old, new, name = was.get(key), now.get(key), knob_name(key.removeprefix("axes."))
+        if isinstance(old, list) and isinstance(new, list) and (added := [value for value in new if value not in old]):
+            yield f"{name}: {first_few([level_name(key.removeprefix('axes.'), value) for value in added])} added"
+        elif old != new:
+            yield f"{name}: {shown(new)}, registered was {shown(old)}"
 
 
 def _of_runs(registered: Mapping[str, Any], sweep: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if failed := sum(row["status"] == "failed" for row in rows):
         yield f"{counted(failed, 'failed run')} left out"
     known = [RunDir(Path(row["run_dir"])).read_provenance() for row in rows]
+    changed = [*sweep["axes"], *(key for of_setting in sweep["settings"].values() for key in of_setting)]
+    changes_prompts = any(key.startswith("data.") for key in changed)  # on purpose, so it is no departure
     for key, name in OF_RUNS.items():
         others = [str(facts[key]) for facts in known if facts.get(key) not in (None, registered[key])]
-        # Settings whose prompts an axis changes depart from nothing.
-        if (
-            others
-            and registered[key]
-            and not (key == "data_digest" and any(axis.startswith("data.") for axis in sweep["axes"]))
-        ):
+        if others and registered[key] and not (key == "data_digest" and changes_prompts):
             cut = None if key == "processor" else SHOWN
             first = first_few([one[:cut] for one in dict.fromkeys(others)])
             yield f"{name} {first} in {counted(len(others), 'run')}, registered was {registered[key][:cut]}"

@@ -111,7 +111,9 @@ def collect(stored: StoredSweep) -> SweepRuns:
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    shared = sharing_note([run.records for run in runs], plan.configs[0].training.steps)
+    starts = [record for run in runs for record in run.records if record.kind == "start" and record.data.get("forked_from")]
+    begun = [int(record.data["forked_from"]["checkpoint_step"]) for record in starts]
+    shared = sharing_note(begun, len(runs), plan.configs[0].training.steps)
     own = {note: noted for note, noted in notes.items() if sweep.fork or not note.startswith("forked from ")}
     of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in own.items())
     registered, departed = departures(stored, rows)

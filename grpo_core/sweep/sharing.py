@@ -13,7 +13,6 @@ from grpo_core.config.origin import flatten
 from grpo_core.config.spelling import SETTING
 from grpo_core.errors import shown
 from grpo_core.run.forking import KEPT
-from grpo_core.run.journal import Record
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.schema import SweepConfig
 
@@ -91,9 +90,8 @@ def _in_common(sweep: SweepConfig, config: RunConfig, one: Arm, other: Arm) -> i
     return max(0, min([*ends, config.training.steps - 1]))
 
 
-def sharing_note(runs: Sequence[Sequence[Record]], steps: int) -> list[str]:
-    """Return what runs of so many steps, by their journals, have shared and saved: a sentence, or nothing."""
-    begun = [begun for records in runs for one in records if one.kind == "start" and (begun := one.data.get("forked_from"))]
-    saved, whole = sum(int(one["checkpoint_step"]) for one in begun), steps * len(runs)
-    what = f"{len(begun)} of {len(runs)} runs were forked from another one where they begin to differ"
-    return [f"{what}: {saved} of {whole} steps ({saved / whole:.0%}) were not run again"] if begun else []
+def sharing_note(begun: Sequence[int], runs: int, steps: int) -> list[str]:
+    """Return how many of so many runs are forks, and how many of their steps those that have `begun` there do not run again."""
+    what = f"{len(begun)} of {runs} runs are forked from another one where they begin to differ"
+    whole = steps * runs
+    return [f"{what}: {sum(begun)} of {whole} steps ({sum(begun) / whole:.0%}) are not run again"] if begun else []

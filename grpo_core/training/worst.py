@@ -8,10 +8,8 @@ from grpo_core.policy.policy import Policy
 from grpo_core.training.batch import TrainingBatch
 from grpo_core.training.measure import StepLogps
 
-MOST = 4
-"""Tokens of each kind."""
-AMONG = 16
-"""Among so many of the worst, those with the same text before them count once."""
+MOST, AMONG = 4, 16
+"""Tokens of each kind; among so many of the worst, those with the same text before them count once."""
 PROMPT, BEFORE, AFTER = 160, 160, 80
 """Characters of the prompt's end, and of the completion on either side of the token."""
 
@@ -42,9 +40,8 @@ def worst_tokens(
         unlike: dict[tuple[object, ...], dict[str, object]] = {}  # a group often writes the same
         for place in sizes.topk(min(AMONG, int(mask.sum()))).indices.tolist():
             row, position = divmod(place, values.shape[1])
-            texts = _around(policy, batch, row, position)
-            same = (texts["prompt_id"], texts["before"], texts["token"])
-            unlike.setdefault(same, {"kind": kind, "value": float(values[row, position]), **texts})
+            token = {"kind": kind, "value": float(values[row, position]), **_around(policy, batch, row, position)}
+            unlike.setdefault((token["prompt_id"], token["before"], token["token"]), token)
         found += [*unlike.values()][:MOST]
     return found
 

@@ -95,7 +95,7 @@ def test_a_collapse_is_explained_by_the_figure_that_moved_first(tmp_path: Path, 
     run.create(config)
     prepare(config, run.data)
     train(run)
-    lines = explain(Run(run.path))
+    lines = list(explain(Run(run.path)))
     moved = [line.split(": ", 1)[1] for line in lines if line.startswith("  step ")]
     assert lines[1].endswith(f": {expected[0]} moved first")
     assert moved[0].startswith(expected[0])

@@ -9,7 +9,7 @@ import yaml
 from grpo_core.errors import SweepError
 from tasks.sweep.stages import open_sweep
 from tests.support.commands import grpo
-from tests.support.sweeps import STEPS, spread_runs
+from tests.support.sweeps import STEPS, spread_runs, stored_sweep
 
 
 @pytest.fixture
@@ -21,13 +21,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_plan_is_in_the_folder_of_the_sweep_before_its_first_run(file: Path, tmp_path: Path) -> None:
-    pilot, folder = spread_runs(tmp_path, 4), tmp_path / "runs" / "new"
-    folder.parent.mkdir()
+    pilot, folder = spread_runs(tmp_path, 4), tmp_path / "runs" / "new"  # nothing has run here, so there is no runs/
     asked = ("sweep", str(file), "--plan", "--pilot", str(pilot), "--detect", "0.05", "--sweep-dir", str(folder))
     done = grpo(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 settings x 3 seeds = 6 runs, by reward/mean" in done.stdout
-    assert "seeds that establish a difference of 0.05" in done.stdout
+    assert "seeds for 0.05" in done.stdout
     assert not folder.exists()
     open_sweep.fn(str(file), {}, folder)
     registered = json.loads((folder / "preregistered.json").read_text())
@@ -42,3 +41,21 @@ def test_a_plan_is_in_the_folder_of_the_sweep_before_its_first_run(file: Path, t
 def test_what_belongs_to_a_plan_is_refused_without_it(file: Path, tmp_path: Path, option: tuple[str, str]) -> None:
     done = grpo("sweep", str(file), *option, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"error: {option[0]}: belongs to --plan; give that, too\n")
+
+
+def test_a_search_is_not_planned(tmp_path: Path) -> None:
+    values = {"base": "sums_tiny_cpu", "axes": {"loss.beta": {"low": 0.1, "high": 1.0}}, "sampler": "random", "trials": 4}
+    (tmp_path / "search.yaml").write_text(yaml.safe_dump(values))
+    done = grpo("sweep", "search.yaml", "--plan", cwd=tmp_path)
+    fault = "sampler: random chooses its settings as it goes; --plan takes sampler grid"
+    assert (done.returncode, done.stderr) == (2, f"error: {fault}\n")
+
+
+@pytest.mark.parametrize("option", [("--plan",), ("--detect", "0.05"), ("--check",)])
+@pytest.mark.parametrize("way", ["--resume", "--extend"])
+def test_what_only_looks_runs_nothing_of_a_sweep_that_is_there(tmp_path: Path, way: str, option: tuple[str, ...]) -> None:
+    stored = stored_sweep(tmp_path)
+    done = grpo("sweep", way, "sweep", *option, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --resume sweep: the sweep keeps its own settings; leave out " + option[0])
+    assert list(stored.dir.runs.iterdir()) == []

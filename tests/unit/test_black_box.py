@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from flows.cli.app import app
 from grpo_core.run.black_box import read_tokens, write_tokens
@@ -37,8 +37,8 @@ def test_what_is_no_number_and_a_damaged_file(tiny_run: Any) -> None:
     assert {step: [one["value"] for one in found] for step, found in read_tokens(run, 2).items()} == {1: ["nan"]}
 
 
-def collapsed(run: RunDir) -> str:
-    """Return what the command prints of a run whose drift is beyond its alarm from step 2 on."""
+def collapsed(run: RunDir) -> Result:
+    """Return what came of the command, of a run whose drift is beyond its alarm from step 2 on."""
     journal = Journal(run.journal_file)
     journal.append("start", 0, {})
     for step in range(1, 6):
@@ -46,13 +46,13 @@ def collapsed(run: RunDir) -> str:
         write_tokens(run, step, [token(before=HOSTILE, token=HOSTILE, prompt=HOSTILE, value=float(step))])
     journal.close()
     add_alert(run, 2, "kl/init/drift is 2", "kl_budget")
-    done = CliRunner().invoke(app, ["why", str(run.path)])
-    assert done.exit_code == 0, done.exception
-    return done.output
+    return CliRunner().invoke(app, ["why", str(run.path)])
 
 
 def test_the_command_shows_hostile_text_as_text(tiny_run: Any) -> None:
-    lines = collapsed(tiny_run()).splitlines()
+    done = collapsed(tiny_run())
+    assert done.exit_code == 0, done.exception
+    lines = done.output.splitlines()
     assert lines[1:3] == [
         "it began at step 2: KL to the initial policy moved first",
         "  step 2: KL to the initial policy 2, above 1 (its alarm)",
@@ -62,3 +62,27 @@ def test_the_command_shows_hostile_text_as_text(tiny_run: Any) -> None:
     shown = next(line for line in lines if line.startswith("  ratio 2 "))
     assert r"\x1b[2J\x07</script>\nalert: " in shown
     assert not any("\x1b" in line or line.startswith("alert: ") for line in lines)
+
+
+def test_a_table_that_cannot_be_read_hides_nothing_else_and_more_alerts_than_fit_are_counted(tiny_run: Any) -> None:
+    run = tiny_run()
+    run.completions.mkdir()
+    run.completions_file(1).write_text("torn")
+    for _ in range(11):
+        add_alert(run, 1, "noise", "kl_rate")
+    lines = collapsed(run).output.splitlines()
+    assert lines[1] == "it began at step 2: KL to the initial policy moved first"
+    assert "alerts, the first 10 of 12" in lines
+    assert any(line.startswith("worst tokens of step 2") for line in lines)
+
+
+def test_the_batch_that_the_noise_suggests_is_a_ratio_of_means(tiny_run: Any) -> None:
+    run = tiny_run()
+    journal = Journal(run.journal_file)
+    journal.append("start", 0, {})
+    for step, (variance, signal) in enumerate([(6.0, 3.0), (2.0, -1.0)], start=1):  # 8 / 2, not a mean of ratios
+        journal.append("step", step, {"metrics": {"optim/grad_variance": variance, "optim/grad_signal": signal}})
+    journal.close()
+    size = run.read_config().rollout.num_prompts_per_step
+    lines = CliRunner().invoke(app, ["why", str(run.path)]).output.splitlines()
+    assert f"gradient noise scale, mean of 2 step(s): 4 prompts; a step has {size} (docs/collapse.md)" in lines

@@ -8,7 +8,8 @@ import pytest
 from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, arm_has_ended, grid, next_run, runs_in_order
-from grpo_core.sweep.plan import describe_plan, load_sweep, make_plan
+from grpo_core.sweep.description import describe_plan
+from grpo_core.sweep.plan import load_sweep, make_plan
 from grpo_core.sweep.sharing import forks
 
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"

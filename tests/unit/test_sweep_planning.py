@@ -15,8 +15,8 @@ from grpo_core.sweep.extension import extended
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.pilot import Pilot, draws_of, pilot_file, read_pilot
 from grpo_core.sweep.plan import Plan, load_sweep, make_plan
-from grpo_core.sweep.planning import describe, designs, plan_file, read_plan, warnings, write_plan
-from grpo_core.sweep.preregistration import preregister
+from grpo_core.sweep.planning import describe, designs, plan_file, read_plan, write_plan
+from grpo_core.sweep.preregistration import departures, preregister
 from grpo_core.sweep.report.files import make_report
 from grpo_core.sweep.schema import ObjectiveConfig
 from tests.support.sweeps import STEPS, Launcher, run_all, spread_runs, stored_sweep
@@ -67,28 +67,45 @@ def test_a_pilot_is_about_the_question(tmp_path: Path, primary: dict[str, Any], 
     assert load_sweep(tmp_path / "p.yaml").sweep.axes == axes
 
 
+SETTINGS = {"plain": {"loss.kl_estimator": "k3"}, "both": {"loss.beta": 0.3, "loss.kl_estimator": "full"}}
+CLAIM = {"says": "they differ", "source": "a paper", "effect": 0.1, "margin": 0.02, "limits": "one task"}
+
+
+@pytest.mark.parametrize("knob", ["setting", "optimizer.lr"])
+def test_a_pilot_of_settings_by_name_has_of_each_its_own_keys_alone(tmp_path: Path, knob: str) -> None:
+    axes = {"optimizer.lr": [1e-4, 3e-4]}
+    primary = {
+        "knob": knob,
+        **dict(zip(("first", "second"), (list(SETTINGS) if knob == "setting" else axes[knob]), strict=True)),
+    }
+    plan = planned(settings=SETTINGS, axes=axes, hold=None, primary=primary, claim=CLAIM)
+    pilot_file(plan, tmp_path / "p.yaml")
+    made = load_sweep(tmp_path / "p.yaml").configs
+    assert len(made) == 2
+    of_plan = [one.model_copy(update={"training": made[0].training}) for one in plan.configs]
+    assert all(one in of_plan for one in made)
+    assert len({one.loss.kl_estimator for one in made}) == (2 if knob == "setting" else 1)
+
+
 def test_a_pilot_is_used_again_for_more_seeds_and_not_for_other_settings(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     folder = pilot_file(planned(), file)
     folder.create(load_sweep(file), "p", "p-1")
     assert pilot_file(planned(seeds=[0, 1, 2, 3, 4]), file).path == folder.path
+    kept = file.read_bytes()
     with pytest.raises(ConfigError, match="holds the pilot of other settings; move it away, or name it with --pilot"):
         pilot_file(planned(overrides={"training.steps": 4}), file)
-
-
-def test_a_search_is_not_planned(tmp_path: Path) -> None:
-    axes = {"loss.beta": {"low": 0.1, "high": 1.0}}
-    search = planned(axes=axes, hold=None, sampler="random", trials=4)
-    with pytest.raises(ConfigError, match="sampler: random chooses its settings as it goes; --plan takes sampler grid"):
-        pilot_file(search, tmp_path / "p.yaml")
+    assert file.read_bytes() == kept
 
 
 def test_runs_are_a_pilot_however_they_are_named(tmp_path: Path) -> None:
     sweep, objective = spread_runs(tmp_path, 3), ObjectiveConfig(metric="reward/mean")
     found = [read_pilot(folders, objective) for folders in ([sweep], [sweep / "runs"], sorted((sweep / "runs").iterdir()))]
     assert found[0].variance == found[1].variance == found[2].variance
-    assert [(one.num_settings, one.num_seeds, one.num_runs) for one in found] == [(2, 3, 6)] * 3
-    assert found[0].step_tokens == 100.0
+    assert [(one.runs["setting"].nunique(), len(one.runs)) for one in found] == [(2, 6)] * 3
+    assert found[0].runs["tokens"].tolist() == [300.0] * 6
+    again = read_pilot([sweep, sweep / "runs" / "arm-000-seed-0"], objective)  # named twice, it counts once
+    assert (len(again.runs), again.variance) == (6, found[0].variance)
     with pytest.raises(SweepError, match=r"--pilot .*: 1 finished run\(s\) with reward/mean; at least 2 are needed"):
         read_pilot([sweep / "runs" / "arm-000-seed-0"], objective)
 
@@ -125,31 +142,39 @@ def test_a_plan_is_printed_with_what_more_would_buy(pilot: Pilot) -> None:
     assert float(rows["one more seed"][3]) < float(rows["as planned"][2])
     assert "twice the samples" not in text
     assert lines[-1] == "nothing of the sweep was run"
-    assert len([line for line in lines if line.startswith("seeds  ")]) == 1
+    assert len(rows["seeds for 0.05"]) == 7
 
 
 def test_prompts_and_samples_that_are_known_may_be_doubled(pilot: Pilot) -> None:
     plan = planned(objective={"metric": "eval/heldout/pass_at_1"})
-    known = Pilot(**{**vars(pilot), "samples": 4, "num_prompts": 50, "eval_seconds": 2.0})
-    names = [(one.name, one.seeds, one.samples, one.num_prompts, one.times) for one in designs(plan, known)]
-    assert names == [
-        ("as planned", 3, 4, 200, 1),
-        ("one more seed", 4, 4, 200, 1),
-        ("twice the samples", 3, 8, 200, 2),
-        ("twice the held-out prompts", 3, 4, 400, 2),
-    ]
+    runs = pilot.runs.assign(wall_seconds=10.0, eval_seconds=2.0)
+    known = Pilot(**{**vars(pilot), "samples": 2, "num_prompts": 50, "held_out": 50, "runs": runs})
+    found = designs(plan, known)
+    assert {name: (one["seeds"], one["samples"], one["num_prompts"], one["seconds"]) for name, one in found.items()} == {
+        "as planned": (3, 4, 50, 18 * 12.0),  # 4 completions to a prompt, of which the pilot had 2
+        "one more seed": (4, 4, 50, 24 * 12.0),
+        "twice the samples": (3, 8, 50, 18 * 16.0),
+        "twice the held-out prompts": (3, 4, 100, 18 * 16.0),
+    }
+
+
+def warned(plan: Plan, pilot: Pilot) -> list[str]:
+    return [line.removeprefix("warning: ") for line in describe(plan, pilot) if line.startswith("warning: ")]
 
 
 def test_a_plan_warns_and_refuses_nothing(pilot: Pilot) -> None:
-    texts = list(warnings(planned(seeds=[0], overrides={"training.steps": 5}), pilot))
+    texts = warned(planned(seeds=[0], overrides={"training.steps": 5, "model.source": "other"}), pilot)
     assert texts[0].startswith("seeds: 1 is below 3")
     assert any("df 3" in text and "as large (95 %)" in text for text in texts)
-    assert texts[-1] == "the pilot's runs have 3 steps, the sweep's 5: their spread may be another"
-    assert not any(text.startswith("seeds") for text in warnings(planned(), pilot))
-    noisy = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=1.0, correlation=0.0, freedom=30.0)})
+    assert texts[-1].startswith("the pilot's runs differ from the sweep's (model.source ")
+    assert texts[-1].endswith(", not other, training.steps 3, not 5): their spread may be another")
+    assert not any(text.startswith(("seeds", "the pilot's runs differ")) for text in warned(planned(), pilot))
+    drawn = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=0.0, draws=0.1, freedom=1.0)})
+    assert any("may be 1.0 to 31.9 times as large" in text for text in warned(planned(), drawn))
+    noisy = Pilot(**{**vars(pilot), "variance": pilot.variance.__class__(training=2.0, freedom=30.0)})
     share = planned(objective={"metric": "eval/heldout/greedy_accuracy"})
     assert "the smallest difference being more than 1: β, group size, a pair alone, one of 15 pairs" in "\n".join(
-        warnings(share, noisy)
+        warned(share, noisy)
     )
 
 
@@ -159,10 +184,13 @@ def test_a_plan_is_kept_for_the_same_settings_with_any_seeds(tmp_path: Path, pil
     made = read_plan(file, planned(seeds=[0, 1, 2, 3, 4]))
     assert made is not None
     assert made["detect"] == 0.02
-    assert list(made["smallest_effects"]["as planned"]) == ["β", "group size", "a pair alone", "one of 15 pairs"]
+    assert list(made["designs"]["as planned"]["smallest"]) == ["β", "group size", "a pair alone", "one of 15 pairs"]
     assert json.loads(file.read_text(), parse_constant=pytest.fail) == made  # neither NaN nor Infinity
     assert read_plan(file, planned(axes={"loss.beta": [0.1, 1.0], "rollout.group_size": [4, 8]})) is None
+    assert read_plan(file, planned(overrides={"training.steps": 5})) is None
     assert read_plan(tmp_path / "none", planned()) is None
+    file.write_text("[]")
+    assert read_plan(file, planned()) is None
 
 
 # What was registered
@@ -233,6 +261,16 @@ def test_a_report_has_where_its_sweep_departed(tmp_path: Path) -> None:
     (card,) = [card for card in found.cards if card.title == "Departed from preregistered.json"]
     assert card.claim == "; ".join(sweep.departures[2:])  # what was added has cards of its own
     assert "departed: seeds: 2 added; β: 2 added;" in stored.dir.page.read_text()
+
+
+def test_a_search_with_more_trials_or_another_budget_departed(tmp_path: Path) -> None:
+    axes = {"loss.beta": {"low": 0.1, "high": 1.0}}
+    more = {"axes": axes, "primary": None, "sampler": "random", "trials": 2, "budget": {"hours": 1}}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(more))
+    stored = registered(tmp_path)
+    stored.dir.write(extended(stored, {"trials": 3, "budget.hours": 2}))
+    _, departed = departures(stored.dir.read(), [])
+    assert departed == ("trials: 3, registered was 2", "budget.hours: 2.0, registered was 1.0")
 
 
 class Noted(Launcher):

@@ -1,6 +1,5 @@
 """Which runs of a sweep begin with another one's steps, and what cannot."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,10 @@ def test_settings_are_the_same_until_the_first_sync_of_either() -> None:
     assert forks_of(SYNCS)[0] == {}  # unless it is asked for
 
 
-def test_the_report_counts_the_forks_that_there_are() -> None:
-    start = partial(Record, seq=0, time="", kind="start", step=0)
-    whole, forked = start(data={}), start(data={"forked_from": {"checkpoint_step": 19}})
-    assert sharing_note([[whole], [whole]], 40) == []
-    assert sharing_note([[whole], [forked], [], [forked]], 40) == [
-        "2 of 4 runs were forked from another one where they begin to differ: 38 of 160 steps (24%) were not run again"
+def test_what_was_shared_is_counted_in_steps() -> None:
+    assert sharing_note([], 4, 40) == []
+    assert sharing_note([19, 19], 4, 40) == [
+        "2 of 4 runs are forked from another one where they begin to differ: 38 of 160 steps (24%) are not run again"
     ]
 
 

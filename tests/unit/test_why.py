@@ -47,6 +47,8 @@ def moved(figure: Any, values: list[float]) -> Move | None:
         (DRIFT, [0.0, 1.2, 1.3, 0.9], None),
         (DRIFT, [0.0004 * step**2 for step in range(45)], None),  # its root is a line
         (ENTROPY, [0.3, 0.04, 0.03, 0.04], 2),
+        (FIGURES["optim/lr"], [1 + math.cos(math.pi * step / 100) for step in range(100)], None),  # a schedule is no collapse
+        (FIGURES["optim/lr"], [1e-5] * 12 + [3e-4] * 3, 13),
     ],
 )
 def test_the_first_step_outside_of_the_band(figure: Any, values: list[float], step: int | None) -> None:
@@ -55,11 +57,17 @@ def test_the_first_step_outside_of_the_band(figure: Any, values: list[float], st
 
 
 def test_the_band_is_median_and_ten_deviations_and_is_shown_with_its_steps() -> None:
-    found = moved(LENGTH, [*WAVE[:12], 6.5, 6.6, 6.7])
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx((5 - 1.4826, 5 + 1.4826))
-    assert str(found) == "step 13: completion length 6.5, above 6.48 (band 3.52 to 6.48 of steps 1 to 12)"
-    assert str(moved(DRIFT, [0.0, 1.2, 1.3, 1.1])) == "step 2: KL to the initial policy 1.2, above 1 (its alarm)"
+    for figure, values, text in (
+        (LENGTH, [6.5, 6.6, 6.7], "completion length 6.5, above 6.48 (band 3.52 to 6.48 of steps 1 to 12)"),  # 5 +- 1.4826
+        (LENGTH, [3.4, 3.3, 3.4], "completion length 3.4, below 3.52 (band 3.52 to 6.48 of steps 1 to 12)"),
+        (NORM, [math.nan] * 3, "gradient norm is no number (band 0 to 10 of steps 1 to 12)"),
+    ):
+        found = moved(figure, [*WAVE[:12], *values])
+        assert found is not None
+        assert found.text == f"step 13: {text}"
+    lost = moved(DRIFT, [0.0, 1.2, 1.3, 1.1])
+    assert lost is not None
+    assert lost.text == "step 2: KL to the initial policy 1.2, above 1 (its alarm)"
 
 
 def test_noise_leaves_its_band_in_few_runs_in_a_hundred() -> None:

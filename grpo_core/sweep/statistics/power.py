@@ -1,7 +1,7 @@
 """How small a difference a sweep of so many seeds shows in 80 of 100 repetitions, by the rule with which a report claims it.
 
-A paired difference of two settings within a seed has the variance V = 2 (1 - rho) (tau^2 + e^2 / (K n)); a contrast of levels
-averages over m matched settings and has V / m (`variance.py`). Over S seeds its t is a noncentral Student's t with S - 1
+A paired difference of two settings within a seed has the variance V (`variance.py`); a contrast of levels averages over m
+matched settings and has V / m. Over S seeds its t is a noncentral Student's t with S - 1
 degrees of freedom and the noncentrality effect / sqrt(V / (m S)), tested at its share of the 5 % (Holm's first step). From 5
 seeds on the claim rests on the moderated t and on the interval of the difference alone; then the chance is an integral over the
 variance that the seeds happen to show. Each setting's noise is taken to be its own: noise that a seed gives to a whole level
@@ -9,6 +9,7 @@ does not average out over matched settings.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,24 +24,24 @@ from grpo_core.sweep.statistics.paired import ALPHA, MODERATED_FROM, MOST_PRIOR,
 
 POWER = 0.8
 """The chance with which the smallest effect is found."""
-MOST_SEEDS = 1000
-NODES = 4000
-"""Points of the integral over the variance that the seeds show."""
+MOST_SEEDS, NODES = 1000, 4000
+"""Seeds up to which a number is looked for; points of the integral over the variance that the seeds show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A kind of statement that a report tests."""
+    """A kind of statement that a report tests, with its `share` of the 5 % of the report's family.
+
+    `group`: statements whose variances are moderated together; with fewer than 2 the plain t decides, whatever the number of
+    seeds. `matched`: settings over which the difference is averaged within a seed. `shrunk_to`: the variance that the group's
+    statements have in common, over its own: contrasts of few matched settings vary more.
+    """
 
     name: str
     share: float = 1.0
-    """Of the 5 % of the report's family."""
     group: int = 0
-    """Statements whose variances are moderated together; fewer than 2 = the plain t decides, whatever the number of seeds."""
     matched: int = 1
-    """Settings over which the difference is averaged within a seed."""
     shrunk_to: float = 1.0
-    """The variance that the group's statements have in common, over its own: contrasts of few matched settings vary more."""
 
 
 def questions(sweep: SweepConfig) -> list[Question]:
@@ -49,12 +50,9 @@ def questions(sweep: SweepConfig) -> list[Question]:
     Counted as `findings.find` does where every run is complete and the drift is known.
     """
     levels = {knob: len(axis) for knob, axis in sweep.axes.items() if isinstance(axis, tuple)}
-    contrasts, arms, asked = (
-        {knob: math.comb(count, 2) for knob, count in levels.items()},
-        math.prod(levels.values()),
-        sweep.primary,
-    )
-    total, pairs = sum(contrasts.values()), math.comb(arms, 2)
+    contrasts = {knob: math.comb(count, 2) for knob, count in levels.items()}
+    arms, total, asked = math.prod(levels.values()), sum(contrasts.values()), sweep.primary
+    pairs = math.comb(arms, 2)
     in_question = 0 if asked is None else contrasts[asked.knob] if asked.levels is None else 1
     crossed = (total**2 - sum(count**2 for count in contrasts.values())) // 2
     counts = {"question": in_question, "arms": pairs, "knobs objective": total - in_question, "knobs drift": total}
@@ -108,15 +106,12 @@ def _least(seeds: int, question: Question) -> np.ndarray:
 @lru_cache
 def smallest_standardised(seeds: int, question: Question) -> float:
     """Return the effect over its standard error that is claimed with `POWER`; infinite with one seed, which claims nothing."""
+    from scipy import optimize  # slow to import, and only a plan needs it
+
     if seeds < 2:
         return math.inf
-    low, high = 0.0, 4.0
-    while claim_power(high, seeds, question) < POWER:
-        low, high = high, 2 * high
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if claim_power(middle, seeds, question) < POWER else (low, middle)
-    return high
+    enough = float(_least(seeds, question).max()) + 1  # is claimed with 84 % whatever variance is seen
+    return float(optimize.brentq(lambda effect: claim_power(effect, seeds, question) - POWER, 0, enough))
 
 
 def smallest_effect(variance: float, seeds: int, question: Question) -> float:
@@ -132,12 +127,6 @@ def smallest_effect(variance: float, seeds: int, question: Question) -> float:
 
 def seeds_for(effect: float, variance: float, question: Question) -> int | None:
     """Return the fewest seeds whose smallest effect is at most `effect`; None where more than 1000 would be needed."""
-    low, high = 1, 2
-    while smallest_effect(variance, high, question) > effect:
-        low, high = high, 2 * high
-        if low > MOST_SEEDS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if smallest_effect(variance, middle, question) > effect else (low, middle)
-    return high
+    counts = range(2, MOST_SEEDS + 1)
+    found = bisect_left(counts, True, key=lambda seeds: smallest_effect(variance, seeds, question) <= effect)
+    return counts[found] if found < len(counts) else None
