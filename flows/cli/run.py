@@ -24,7 +24,6 @@ from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.machine.process import gc_paused
 from grpo_core.machine.slots import slot_limit
-from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import child_environment, import_folders, interpreter
 from grpo_core.run.flow_folder import Kind, make_folder, named_folder
 from grpo_core.run.folder import RunDir, passes_to_change
@@ -173,7 +172,7 @@ def _show_plainly(run: "Run") -> None:
 
 def start(config: str, values: dict[str, Any], run_dir: Path | None, parent: str | None) -> None:
     """Begin a run and show what came of it; with a `parent` a fork of that one, and `config` is not read."""
-    from grpo_core.run.forking import folder_and_step, fork_of
+    from grpo_core.run.forking import fork_of
     from grpo_core.run.preflight import require_start
 
     # Refused before anything is made or started.
@@ -187,11 +186,11 @@ def start(config: str, values: dict[str, Any], run_dir: Path | None, parent: str
                 use_stack()
             from flows.train import grpo, grpo_fork
 
-            if parent is None:
-                show_result(grpo(config=config, overrides=values, run_dir=str(folder)))
-                return
-            of, step = folder_and_step(parent)
-            show_result(grpo_fork(run=str(of), at=int(step) if step else None, overrides=values, run_dir=str(folder)))
+            show_result(
+                grpo(config=config, overrides=values, run_dir=str(folder))
+                if parent is None
+                else grpo_fork(run=parent, overrides=values, run_dir=str(folder))
+            )
 
 
 def _ready_for(config: RunConfig) -> contextlib.AbstractContextManager[None]:
@@ -227,6 +226,8 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path], *, is
         raise ConfigError(f"--resume {run_dir}: the run keeps its own folder and configuration; leave out {other[0]}")
     if is_plain and repair is not None:
         raise ConfigError(f"--plain: repairs no journal; leave it out with --repair {repair}")
+    from grpo_core.run.forking import checkpoints_of
+
     folder, way_on = RunDir(run_dir), f"grpo train --continue {path_argument(run_dir)}"
     changed = passes_to_change(parse_overrides(sizes), " ".join((way_on, *sizes)))
     steps = (config := folder.read_config()).training.steps
@@ -236,7 +237,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[str | Path], *, is
             echo(f"what MLflow may lack of it: `grpo track {run_dir}`")
             return
     with _ready_for(config), working_in(run_dir):
-        echo(f"resuming at step {max(map(step_of, list_checkpoints(folder.checkpoints)), default=0)} of {steps}")
+        echo(f"resuming at step {max(checkpoints_of(folder), default=0)} of {steps}")
         if is_plain:
             from grpo_core.training.from_python import resume_training
 

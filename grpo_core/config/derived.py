@@ -103,20 +103,21 @@ def advantage_rms_factor(config: RunConfig) -> float | None:
     return math.sqrt(size / (size - 1) if advantage.baseline == "leave_one_out" else (size - 1) / size)
 
 
-def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
+def effective_beta(config: RunConfig, zero_std_frac: float = 0.0, steered: float = math.nan) -> float:
     """Return what beta weighs beside the advantages: beta over their root mean square; NaN where that is not known.
 
-    It is known where the spread of each group divides its own advantages, and beta is one number. A share of groups without
-    variance scales their mean square by what is left.
+    It is known where the spread of each group divides its own advantages. A share of groups without variance scales their mean
+    square by what is left.
 
     Args:
         config: of the run.
         zero_std_frac: measured share of groups whose rewards are all equal, in [0, 1].
+        steered: measured beta, of a run with `loss.beta_control`.
     """
     factor = advantage_rms_factor(config)
-    if factor is None or config.loss.beta_control is not None or not 0 <= zero_std_frac < 1:
+    if factor is None or not 0 <= zero_std_frac < 1:
         return math.nan
-    return config.loss.beta / (factor * math.sqrt(1 - zero_std_frac))
+    return (config.loss.beta if config.loss.beta_control is None else steered) / (factor * math.sqrt(1 - zero_std_frac))
 
 
 def weight_of_kl(config: RunConfig) -> str:

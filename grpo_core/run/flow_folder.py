@@ -159,6 +159,13 @@ class FlowDir:
             return locked_soon(open_lock(self.lock_file), FolderError, f"{refusal} first")
 
 
+def mlflow_run_id(flow_dir: FlowDir) -> str | None:
+    """Return the id of a run or sweep in MLflow; None where it has none that can be read: a store may name any folder."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return str(read_json(flow_dir.tracking_file)["run_id"])
+    return None
+
+
 def named_folder(name: str) -> str:
     """Return the path that a user means by a number of `grpo runs` or by `last`, the newest run or sweep, also with `@STEP`.
 

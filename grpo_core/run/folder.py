@@ -137,7 +137,7 @@ class RunDir(FlowDir):
         folders = (self.data, self.eval, self.report, self.completions, self.probe, self.original, self.parent, self.source)
         settings = (self.config_file, self.origin_file, self.provenance_file, self.passes_file, self.flow_run_file, self.page)
         logs = (self.given, self.black_box, self.ranks, self.tracking_file, self.alerts_file, self.process_file, self.stop_file)
-        for place in (*folders, *settings, *logs):
+        for place in (*folders, *settings, *logs, self.journal_file):
             remove(place)
 
     def refuse_second_run(self) -> None:
@@ -147,7 +147,9 @@ class RunDir(FlowDir):
             JournalError: the folder already holds a run.
         """
         # A checkpoint without its journal is a run, too: a training that found it would resume from there.
-        if self.kind is not None and (self.journal_file.exists() or self.checkpoints.exists()):
+        # A fork without its configuration, where its start was killed, is none yet.
+        has_begun = self.journal_file.exists() and (self.config_file.exists() or not self.parent.exists())
+        if self.kind is not None and (has_begun or self.checkpoints.exists()):
             raise JournalError(
                 f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
                 f"(`grpo train --resume {self.path}` resumes that run)"

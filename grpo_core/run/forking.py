@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, validate_config
-from grpo_core.config.derived import repeatability
+from grpo_core.config.derived import optimizer_steps, repeatability
 from grpo_core.config.origin import Resolved
 from grpo_core.data.frozen_images import copy_of_run
+from grpo_core.data.prepare import load_frozen
 from grpo_core.errors import ConfigError, JournalError, raised_as, shown
 from grpo_core.evaluation.results import facts_file, table_file
-from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, read_json, sha256_of
-from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, read_state, step_of
-from grpo_core.run.folder import BatchLimits, RunDir, add_alert, batch_limits, monitor_alerts
+from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, sha256_of
+from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, step_of
+from grpo_core.run.flow_folder import mlflow_run_id
+from grpo_core.run.folder import RunDir, add_alert, batch_limits, monitor_alerts
 from grpo_core.run.integrity import check_run
-from grpo_core.run.journal import INHERITED, Record, encode
+from grpo_core.run.journal import INHERITED, encode, read_journal
 from grpo_core.run.provenance import config_here
 from grpo_core.run.reproduction import COMPARED, copy_prompts
 
@@ -32,8 +34,8 @@ from grpo_core.run.reproduction import COMPARED, copy_prompts
 KEPT = ("model.", "data.", "rollout.max_prompt_tokens.", "training.engine.")
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
-FINAL = "final"
-"""The evaluation that a fork makes itself."""
+JUDGED_BY = ("evaluation.", "rewards.", "rollout.max_completion_tokens", "rollout.temperature", "rollout.top_")
+"""Beginnings of keys that change what an evaluation says: with others, a fork evaluates its initial policy itself."""
 
 
 def fork_of(run: str, overrides: Mapping[str, Any], parent: RunDir | None = None) -> Resolved:
@@ -50,71 +52,89 @@ def fork_of(run: str, overrides: Mapping[str, Any], parent: RunDir | None = None
     """
     folder, asked = folder_and_step(run)
     parent = parent or RunDir(folder)
-    own, origin, checked = config_here(parent), parent.read_origin(), check_run(parent)
-    done = max((record.step for record in checked.history if record.kind == "step"), default=0)
-    found, limits = _checkpoints(parent), batch_limits(parent)
-    step = int(asked) if asked else max(found, default=0)
-    _refuse_step(run, step, done, origin, own)
+    found, own, origin = checkpoints_of(parent), config_here(parent), parent.read_origin()
+    done = {record.step: record for record in check_run(parent).history if record.kind == "step"}
+    step = int(asked) if asked else max(found or done, default=0)
     begun = max((of for of in found if of <= step), default=0)
-    if begun < step and not (promise := repeatability(limits.applied(own), limits.computed_by)).is_exact:
-        there = ", ".join(map(str, sorted(found))) or "none"
-        raise JournalError(f"run {run}: repeats {promise.what}; give a step with a checkpoint: {there}")
-    config = _configured(own, limits, overrides, parent.checkpoints / checkpoint_name(begun) / "policy")
-    if config.training.steps <= step:
-        raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
-    most, tokens = config.training.max_tokens, read_state(found[step]).generated_tokens if step in found else 0
+    _refuse_step(run, parent, step, begun, max(done, default=0))
+    load_frozen(parent.data)  # here, so that a message names the user's files and not the copies
+    config = _configured(run, parent, overrides, step, begun)
+    most, tokens = config.training.max_tokens, int(done[step].metrics["progress/generated_tokens"])
     if most is not None and tokens >= most:
         raise ConfigError(f"training.max_tokens: {most}, and {tokens} were generated in {run}; give more")
     changed, is_folder = changes_between(own, config), parent.path == folder
-    changes = {key: (origin.changes.get(key, was)[0], was[1]) for key, was in changed.items()}
+    shown_changes = [f"{key} {shown(was)} -> {shown(now)}" for key, (was, now) in changed.items() if key[:9] != "tracking."]
     return Resolved(
         preset=origin.preset,
-        changes={**origin.changes, **changes},
+        changes={**origin.changes, **{key: (origin.changes.get(key, was)[0], was[1]) for key, was in changed.items()}},
         import_from=origin.import_from,
         forked_from={
             "run": str(folder.resolve() if is_folder else folder),
-            "mlflow_run_id": _mlflow_run_id(parent) if is_folder else str(folder),
+            "mlflow_run_id": mlflow_run_id(parent) if is_folder else str(folder),
             "step": step,
             "checkpoint_step": begun,
             "checkpoint": sha256_of(found[begun] / MANIFEST_FILE) if begun else None,
-            "changed": ", ".join(f"{key} {shown(was)} -> {shown(now)}" for key, (was, now) in changed.items()) or "nothing",
+            "changed": ", ".join(shown_changes) or "nothing",
         },
         config=config,
     )
 
 
-def _configured(own: RunConfig, limits: BatchLimits, overrides: Mapping[str, Any], policy: Path) -> RunConfig:
-    """Return the configuration of a fork of a run with the configuration `own`."""
+def _configured(run: str, parent: RunDir, overrides: Mapping[str, Any], step: int, begun: int) -> RunConfig:
+    """Return the configuration of a fork that goes on after a step of a run, from the checkpoint at `begun`."""
+    own, limits, found = config_here(parent), batch_limits(parent), checkpoints_of(parent)
     before = limits.applied(own).model_dump(mode="json")
     config = validate_config(apply_overrides(before, {**NOT_OF_A_SWEEP, "tracking.run_name": None, **overrides}))
+    if own.loss.beta_control and config.loss.beta_control and own.loss.beta != config.loss.beta:
+        raise ConfigError(
+            "loss.beta: of a run that steers it, a fork goes on with the beta of its step; change loss.beta_control, or set it "
+            "to null"
+        )
     if kept := [key for key in changes_between(own, config) if f"{key}.".startswith(KEPT)]:
         source = "model.source" if own.model.lora is None else "model.lora.init_from"
         raise ConfigError(
-            f"{kept[0]}: a fork keeps the model and the prompts of its parent; `grpo train CONFIG {source}={policy} ...` "
-            "begins anew with its weights"
+            f"{kept[0]}: a fork keeps the model and the prompts of its parent; `grpo train CONFIG {source}="
+            f"{parent.checkpoints / checkpoint_name(begun) / 'policy'} ...` begins anew with its weights"
         )
+    promise, processes = repeatability(limits.applied(own), limits.computed_by), own.training.processes
+    if begun < step and not (promise.is_exact and config.training.processes == processes):
+        raise JournalError(
+            f"run {run}: repeats {promise.what}, by training.processes {processes}; give a step with a checkpoint: "
+            f"{', '.join(map(str, sorted(found))) or 'none'}"
+        )
+    if (
+        config.optimizer.schedule != "constant"
+        and len({optimizer_steps(one) / one.training.steps for one in (own, config)}) > 1
+    ):
+        raise ConfigError(
+            f"optimizer.schedule: {config.optimizer.schedule} counts optimizer steps, so a fork cannot change how many a step "
+            "has (loss.epochs_per_rollout, loss.minibatches)"
+        )
+    if config.training.steps <= step:
+        raise ConfigError(f"training.steps: {config.training.steps} are done in {run}; give more than {step}")
     return config
 
 
-def _checkpoints(run_dir: RunDir) -> dict[int, Path]:
+def checkpoints_of(run_dir: RunDir) -> dict[int, Path]:
     """Return {step: checkpoint} of a run, and the one with which a fork has begun."""
     folders = (RunDir(run_dir.parent).checkpoints, run_dir.checkpoints)
     return {step_of(checkpoint): checkpoint for folder in folders for checkpoint in list_checkpoints(folder)}
 
 
-def _refuse_step(run: str, step: int, done: int, origin: Origin, config: RunConfig) -> None:
-    """Refuse a step that cannot be gone on from."""
-    if config.training.engine != "native":
-        raise JournalError(f"run {run}: training.engine {config.training.engine} cannot be forked; start a new run")
+def _refuse_step(run: str, parent: RunDir, step: int, begun: int, done: int) -> None:
+    """Refuse a step that cannot be gone on from; steps before its own beginning a fork cannot run again."""
+    engine, fork = parent.read_config().training.engine, parent.read_origin().forked_from
+    if engine != "native":
+        raise JournalError(f"run {run}: training.engine {engine} cannot be forked; start a new run")
     if not 1 <= step <= done:
-        last = f"its last step is {done}" if done else "it has no step yet"
-        raise JournalError(f"run {run}: cannot be forked after step {step}; {last}")
-    if (begun := origin.forked_from) is not None and step < int(begun["step"] or 0):
-        raise JournalError(f"run {run}: is itself forked after step {begun['step']}; fork {begun['run']}@{step}")
-
-
-def _mlflow_run_id(run_dir: RunDir) -> str | None:
-    return read_json(run_dir.tracking_file)["run_id"] if run_dir.tracking_file.exists() else None
+        raise JournalError(
+            f"run {run}: cannot be forked after step {step}; {f'its last step is {done}' if done else 'it has no step yet'}"
+        )
+    if fork is not None and begun < (first := int(fork["step"] or 0)):
+        raise JournalError(
+            f"run {run}: is itself forked after step {first}{'' if step < first else ' and has no checkpoint since'}; fork "
+            f"{fork['run']}@{min(step, first)}"
+        )
 
 
 def folder_and_step(run: str) -> tuple[Path, str]:
@@ -158,44 +178,39 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin, source: RunDir
         return []
     source, parent = source or RunDir(Path(str(begun["run"]))), RunDir(run_dir.parent)
     step, saved = int(begun["step"] or 0), int(begun["checkpoint_step"] or 0)
-    gone = f"run {begun['run']}: its checkpoint has gone meanwhile; try again"
-    with raised_as(JournalError, gone, FileNotFoundError, shutil.Error):
+    with raised_as(JournalError, f"run {begun['run']}: cannot be copied ({{cause}}); try again", OSError):
         copy_records(source, parent)
         if saved:
-            _copy_checkpoint(_checkpoints(source)[saved], parent.checkpoints)
-            if sha256_of(parent.checkpoints / checkpoint_name(saved) / MANIFEST_FILE) != begun["checkpoint"]:
-                raise JournalError(gone)
+            name = checkpoint_name(saved)
+            found = checkpoints_of(source).get(saved, source.checkpoints / name)
+            shutil.copytree(found, parent.checkpoints / name, copy_function=link_or_copy)
+            link_or_copy(found.with_name(INITIAL_FILE), parent.checkpoints / INITIAL_FILE)
+            if sha256_of(parent.checkpoints / name / MANIFEST_FILE) != begun["checkpoint"]:
+                raise OSError("its checkpoint was written again meanwhile")
     flush_all(parent.path)
     copy_prompts(parent, run_dir)
     if parent.given.exists():
-        shutil.copytree(parent.given, run_dir.given)
-    _inherit(source, run_dir, step)
-    schedule, steps, before = config.optimizer.schedule, config.training.steps, parent.read_config().training.steps
+        shutil.copytree(parent.given, run_dir.given, dirs_exist_ok=True)
+    was = parent.read_config()
+    _inherit(source, run_dir, step, is_judged_alike=not any(key.startswith(JUDGED_BY) for key in changes_between(was, config)))
+    schedule, steps, before = config.optimizer.schedule, config.training.steps, was.training.steps
     rate = f"optimizer.schedule: the rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
     again = f"steps {saved + 1} to {step} are run again first, since the newest checkpoint before is of step {saved}"
-    return [
-        f"forked from {begun['run']} at step {step}",
-        *([again] if saved < step else []),
-        *([rate] if schedule != "constant" and steps != before else []),
-    ]
+    notes = {again: saved < step, rate: schedule != "constant" and steps != before}
+    return [f"forked from {begun['run']} at step {step}", *(note for note, holds in notes.items() if holds)]
 
 
-def _copy_checkpoint(checkpoint: Path, folder: Path) -> None:
-    shutil.copytree(checkpoint, folder / checkpoint.name, copy_function=link_or_copy)
-    link_or_copy(checkpoint.parent / INITIAL_FILE, folder / INITIAL_FILE)
-
-
-def _inherit(source: RunDir, run_dir: RunDir, step: int) -> None:
-    """Copy what there is of a run up to a step beside its journal: tables, alerts, its first evaluation."""
-    for folder, into in ((source.completions, run_dir.completions), (source.probe, run_dir.probe)):
-        for file in sorted(folder.glob("step_*.parquet")):
+def _inherit(source: RunDir, run_dir: RunDir, step: int, *, is_judged_alike: bool) -> None:
+    """Copy what there is of a run up to a step beside its journal: tables, worst tokens, alerts, its first evaluation."""
+    for folder in (source.completions, source.probe, source.black_box):
+        for file in sorted(folder.glob(f"step_{6 * '[0-9]'}.*")):
             if step_of(file.with_suffix("")) <= step:
-                link_or_copy(file, durable_folder(into) / file.name)
+                link_or_copy(file, durable_folder(run_dir.path / folder.name) / file.name)
     for alert in monitor_alerts(source):
         if alert.step <= step:
             add_alert(run_dir, alert.step, alert.text, alert.rule)
     for named in (facts_file, table_file):
-        if (file := named(source, "base")).exists():
+        if is_judged_alike and (file := named(source, "base")).exists():
             link_or_copy(file, durable_folder(run_dir.eval) / file.name)
 
 
@@ -203,11 +218,9 @@ def inherited_journal(run_dir: RunDir, origin: Origin) -> bytes:
     """Return the beginning of the journal of a fork, whose folder is filled: its parent's figures up to the step."""
     if origin.forked_from is None:
         return b""
-    records = check_run(RunDir(run_dir.parent)).history
-    inherited = [record for record in records if _is_inherited(record, int(origin.forked_from["step"] or 0))]
-    marked = (replace(record, seq=seq, data={**record.data, INHERITED: True}) for seq, record in enumerate(inherited))
-    return b"".join(map(encode, marked))
-
-
-def _is_inherited(record: Record, step: int) -> bool:
-    return record.step <= step and record.kind in (*COMPARED, "alert") and record.data.get("policy") != FINAL
+    step, kinds = int(origin.forked_from["step"] or 0), (*COMPARED, "alert")
+    # Not compared with the checkpoint, which is of the parent's parent where that one has none of its own yet.
+    history = read_journal(RunDir(run_dir.parent).journal_file)
+    records = [one for one in history if one.step <= step and one.kind in kinds]
+    own = [one for one in records if one.data.get("policy") != "final"]  # which it evaluates itself
+    return b"".join(encode(replace(one, seq=seq, data={**one.data, INHERITED: True})) for seq, one in enumerate(own))

@@ -44,8 +44,11 @@ class CheckedJournal:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures should know about it: forked, resumed with other passes, or repaired."""
         repairs = (record.data["text"] for record in self.records if record.kind == "alert" and "repaired" in record.data)
-        forks = (begun for record in self.records if record.kind == "start" and (begun := record.data.get("forked_from")))
-        forked = [f"forked from {Path(one['run']).name} at {one['step']}: {one['changed']}" for one in forks]
+        forked = (
+            f"forked from {Path(begun['run']).name} at {begun['step']}: {begun['changed']}"
+            for record in self.records
+            if record.kind == "start" and (begun := record.data.get("forked_from"))
+        )
         return (*forked, *changed_notes(self.records), *repairs)
 
 

@@ -279,7 +279,9 @@ def note_inputs(
     config, is_resumed = config_here(run_dir), run_dir.provenance_file.exists()
     found = _found(run_dir, config, model, digest, report)
     first = run_dir if is_resumed else RunDir(run_dir.parent if run_dir.parent.exists() else run_dir.original)
-    earlier: Mapping[str, Any] = first.read_provenance()
+    earlier = first.read_provenance()
+    if first.path == run_dir.parent:
+        earlier.pop("config_digest", None)  # a fork's differs on purpose
     before, now = sources_of(first.read_config()) if earlier else {}, sources_of(run_dir.read_config())
     others = other_weights(earlier, first.read_config(), found, "with which this run began") if earlier else {}
     # A repetition may be given others by another name.

@@ -172,6 +172,11 @@ class RuleBook:
                 window.forget()
         return alerts
 
+    def renew(self, rules: Sequence[RuleConfig]) -> None:
+        """Let breaches of these rules, which nobody has reported, begin again."""
+        for window in self._windows:
+            window.is_breached = window.is_breached and window.rule not in rules
+
     def _begun(self, step: int, figures: Figures, windows: Sequence[_Window]) -> list[Alert]:
         found = [(window.rule, *breach) for window in windows if (breach := window.observe(step, figures)) is not None]
         known = defaultdict(lambda: math.nan, figures)
@@ -293,6 +298,7 @@ class RunRules:
         """
         found = self._book.check(record)
         if is_inherited(record):  # what they say of the parent's steps is the parent's
+            self._book.renew([alert.rule for alert in found if alert.text not in self.alerts])
             return []
         return [replace(alert, reported=True) if alert.text in self.alerts else self._raised(alert) for alert in found]
 
@@ -302,6 +308,8 @@ class RunRules:
         Raises:
             OSError: the training cannot be asked to stop.
         """
+        if self._run_dir.parent.exists() and not self._book.has_begun:  # a fork may be running its parent's steps again
+            return []
         if evaluating is None and self._evaluates and not self._book.has_begun and is_of_training(self._run_dir):
             evaluating = "base" if is_missing(self._run_dir, "base", 0) else None
         return [self._raised(alert) for alert in self._book.check_silence(seconds, evaluating)]

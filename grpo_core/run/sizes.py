@@ -277,8 +277,8 @@ def disk_need(config: RunConfig, weights: KeptWeights, *, present: Sequence[int]
     steps, evaluates = config.training.steps, config.evaluation.every_steps is not None
     periods = (config.training.checkpoint_every, config.evaluation.every_steps)
     written = 1 + sum((steps - 1) // every for every in periods if every)  # the last one, and at most these
-    keep_at = len(config.training.keep_at)
-    kept = (min(config.training.keep_checkpoints + 1 + evaluates, written) + keep_at) * checkpoint_bytes(config, weights)
+    most = min(config.training.keep_checkpoints + 1 + evaluates, written) + len(config.training.keep_at)
+    kept = most * checkpoint_bytes(config, weights)
     policies = 1 + (1 + evaluates) * (tracked_here and config.tracking.log_policy)
     return max(0, kept + policies * BYTES_PER_WEIGHT * weights.policy - sum(present)) + TEXT_BYTES
 

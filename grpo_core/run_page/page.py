@@ -29,7 +29,14 @@ from grpo_core.text import for_terminal
 CURVES = (
     *("reward/mean", "eval/heldout/greedy_accuracy", "eval/heldout_sample/greedy_accuracy", "kl/ref/drift", "kl/init/drift"),
     *("kl/probe/full_init", "policy/entropy", "completion/tokens/mean", "completion/tokens/max"),
-    *("completion/truncated_frac", "group/zero_std_frac", "optim/grad_norm", "optim/lr", "perf/completion_tokens_per_second"),
+    *(
+        "completion/truncated_frac",
+        "group/zero_std_frac",
+        "optim/grad_norm",
+        "optim/lr",
+        "loss/beta",
+        "perf/completion_tokens_per_second",
+    ),
     *("time/rollout_seconds", "time/reward_seconds", "time/logps_seconds", "time/update_seconds", "time/sync_seconds"),
     "time/step_seconds",
 )

@@ -25,13 +25,14 @@ from grpo_core.errors import GrpoError
 from grpo_core.machine.gpus import SLOTS_VARIABLE, VISIBLE_VARIABLE
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
+from grpo_core.run.forking import checkpoints_of
 from grpo_core.sweep.arms import Key, Outcome, arm_config, arm_has_ended, next_run, original_of, total_runs
 from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.report.live import RUNNING, write_live
 from grpo_core.sweep.results import PRUNED, SweepRun, figure_at_end, outcome_of, read_run, run_row, spent_budget
 from grpo_core.sweep.schema import PrunerConfig
-from grpo_core.sweep.sharing import KEEP, Fork, forks, kept_steps, parent_of
+from grpo_core.sweep.sharing import forks
 
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
@@ -137,7 +138,7 @@ class Campaign:
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
         self._arms, self._outcomes = study.arms(), dict(outcomes)
-        self._forks: dict[int, Fork] | None = None
+        self._forks: dict[int, tuple[int, int]] | None = None
         """Of the arms, once all are chosen."""
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
@@ -200,16 +201,23 @@ class Campaign:
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
             self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
-        found = self._forks or {}
-        parent = found.get(arm.number)
-        fork = parent_of(self._sweep) if parent is None else (self._dir.run_dir(parent[0], seed).path, parent[1])
-        kept = {KEEP: kept_steps(found, arm.number)} if found else {}
+        of, found = self._sweep.fork, self._forks or {}
+        fork = None if of is None else (Path(of.run), of.at)
+        if arm.number in found:
+            run_dir, at = self._dir.run_dir(found[arm.number][0], seed), found[arm.number][1]
+            # One that only shares its beginning runs whole where the other run did not come so far.
+            fork = (run_dir.path, at) if self._sweep.from_step or at in checkpoints_of(run_dir) else None
+        keep_at = {*config.training.keep_at, *(step for parent, step in found.values() if parent == arm.number)}
         self._under_way[key] = Job(
             arm=arm.number,
             seed=seed,
             name=arm.run_name(seed),
             base=self._stored.base,
-            overrides={**self._stored.run_overrides(arm, seed), **self._tracking, **kept},
+            overrides={
+                **self._stored.run_overrides(arm, seed),
+                **self._tracking,
+                **({"training.keep_at": sorted(keep_at)} if found else {}),
+            },
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
             processes=config.training.processes,

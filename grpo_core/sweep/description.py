@@ -29,7 +29,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         yield f"  ... and {len(plan.configs) - SHOWN_ARMS} more"
     arms = {number: Arm(number=number, values=values) for number, values in enumerate(grid(sweep))}
     steps, found = plan.configs[0].training.steps, forks(sweep, plan.base, arms if sweep.sampler == "grid" else {})
-    yield from sharing_note(found, steps, plan.num_arms, len(sweep.seeds))
+    yield from sharing_note([step for _, step in found.values()] * len(sweep.seeds), plan.num_runs, steps)
     if sweep.fork is not None:
         yield f"every run is forked from {sweep.fork.run} after step {sweep.fork.at}"
     yield from (f"warning: {note}" for note in plan.notes)

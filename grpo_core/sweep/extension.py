@@ -24,7 +24,7 @@ def extended(stored: StoredSweep, changes: Mapping[str, Any]) -> StoredSweep:
         ConfigError: something would be left out or changed, or the sweep would contradict itself.
     """
     sweep, sentences = stored.plan.sweep, list(stored.extensions)
-    values: dict[str, Any] = {**sweep.model_dump(mode="json"), "base": str(stored.base), "overrides": {}}
+    values: dict[str, Any] = {**sweep.model_dump(mode="json"), "base": str(stored.base)}
     for key, wanted in changes.items():
         section, _, rest = key.partition(".")
         holder, name = (values[section], rest) if section in ("axes", "budget") else (values, key)

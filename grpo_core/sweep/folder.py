@@ -4,7 +4,6 @@
 runs/arm-000-seed-0/ ...  results/  report/  vllm/
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -82,7 +81,9 @@ class SweepDir(FlowDir):
         Raises:
             OSError: it cannot be written.
         """
-        sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": {}}
+        # The base has them, but forks begin with another run's configuration.
+        overrides = stored.plan.sweep.overrides if stored.plan.sweep.fork else {}
+        sweep = {**stored.plan.sweep.model_dump(mode="json"), "base": str(stored.base.resolve()), "overrides": overrides}
         facts = {"id": stored.id, "name": stored.name, "import_from": stored.import_from, "extensions": stored.extensions}
         write_json(self.sweep_file, {**facts, "sweep": sweep})
 
@@ -161,15 +162,9 @@ class StoredSweep:
             ConfigError: the arm cannot keep the sweep's invariant.
         """
         return {
+            **self.plan.sweep.overrides,
             **arm_overrides(self.plan.sweep, self.plan.base, arm.values),
             "training.seed": seed,
             "tracking.run_name": arm.run_name(seed),
             "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}"},
         }
-
-
-def mlflow_run_id(flow_dir: FlowDir) -> str | None:
-    """Return the id of a run or sweep in MLflow; None where it has none that can be read: a store may name any folder."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return str(read_json(flow_dir.tracking_file)["run_id"])
-    return None

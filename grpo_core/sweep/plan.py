@@ -73,7 +73,10 @@ def load_sweep(path: Path | str, overrides: Mapping[str, Any] | None = None) -> 
         ConfigError: the file cannot be read, a key is unknown, an axis is empty, misspelt or without effect, or an arm
             contradicts itself.
     """
-    return make_plan(apply_overrides(read_values(find_sweep(path)), overrides or {}))
+    values = apply_overrides(read_values(find_sweep(path)), overrides or {})
+    if values.get("fork") and "base" in values:
+        raise ConfigError("base: has no effect with fork, whose run's configuration it is; leave it out")
+    return make_plan(values)
 
 
 def make_plan(values: Mapping[str, Any]) -> Plan:

@@ -22,17 +22,18 @@ from grpo_core.evaluation.results import evaluations_after, pass_at_k, table_fil
 from grpo_core.machine.locks import lock_holder
 from grpo_core.metrics import find_metric
 from grpo_core.run.curves import read_table, step_table, sync_table
+from grpo_core.run.flow_folder import mlflow_run_id
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.journal import Record
+from grpo_core.run.journal import Record, is_inherited
 from grpo_core.run.resuming import path_argument
 from grpo_core.run.summary import run_state
 from grpo_core.sweep.arms import Arm, Outcome, original_of, total_runs
 from grpo_core.sweep.display import MEASURES, first_few
-from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
+from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.preregistration import departures
 from grpo_core.sweep.schema import BudgetConfig, ObjectiveConfig
-from grpo_core.sweep.sharing import forks, sharing_note
+from grpo_core.sweep.sharing import sharing_note
 from grpo_core.sweep.statistics.runs import SweepRuns, run_columns
 
 ACCURACY = "eval/heldout/greedy_accuracy"
@@ -110,9 +111,10 @@ def collect(stored: StoredSweep) -> SweepRuns:
         if row["status"] == "finished"
         and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
-    found = forks(sweep, plan.base, stored.dir.read_arms())
-    shared = sharing_note(found, plan.configs[0].training.steps, plan.num_arms, len(sweep.seeds))
-    own = {note: noted for note, noted in notes.items() if not (found and note.startswith("forked from "))}
+    starts = [record for run in runs for record in run.records if record.kind == "start" and record.data.get("forked_from")]
+    begun = [int(record.data["forked_from"]["checkpoint_step"]) for record in starts]
+    shared = sharing_note(begun, len(runs), plan.configs[0].training.steps)
+    own = {note: noted for note, noted in notes.items() if sweep.fork or not note.startswith("forked from ")}
     of_journals = (f"{first_few(noted, NAMED_RUNS)}: {note}" for note, noted in own.items())
     registered, departed = departures(stored, rows)
     return SweepRuns(
@@ -189,7 +191,7 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
         "drift": drift,
         "objective": value if objective.kl_penalty is None else value - objective.kl_penalty * drift,
         "zero_std_frac": zero_std_frac,
-        "effective_beta": effective_beta(config, zero_std_frac),
+        "effective_beta": effective_beta(config, zero_std_frac, at_end("loss/beta")),
         "steps": last,
         "tokens": float(steps["progress/generated_tokens"].iloc[-1]),
         "completions": float(len(steps) * config.rollout.num_prompts_per_step * config.rollout.group_size),
@@ -267,7 +269,10 @@ def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
     read = [] if budget.hours is None and budget.tokens is None else list(runs)
     if budget.hours is not None and covered_seconds(span for run in read for span in run.spans) >= 3600 * budget.hours:
         return f"budget.hours: {budget.hours:g} are spent"
-    tokens = sum(int(max(run.curve("progress/generated_tokens").values(), default=0)) for run in read)
+    # A counter, which a fork goes on with.
+    of_steps = ([record for record in run.records if record.kind == "step"] for run in read)
+    counts = [[(int(one.metrics["progress/generated_tokens"]), is_inherited(one)) for one in steps] for steps in of_steps]
+    tokens = sum(max(run, default=(0,))[0] - max((count for count, of_parent in run if of_parent), default=0) for run in counts)
     is_spent = budget.tokens is not None and tokens >= budget.tokens
     return f"budget.tokens: {tokens} of {budget.tokens} are spent" if is_spent else None
 

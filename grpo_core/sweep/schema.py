@@ -1,6 +1,7 @@
 """Every key of a sweep file: meaning, unit and range stand under the field; `plan.py` checks what takes more than one key."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -204,8 +205,8 @@ class SweepConfig(Section):
     fork: ForkConfig | None = None
     """A run that all runs are forked from; null = they begin with the first step."""
     from_step: Mapping[str, Steps] = Field(default={})
-    """{key.path: step} of axes whose values hold after a step only: up to there all runs have the base's value, which must be
-    one of the axis, and the others are forked from that one's run. {} = from the first step on."""
+    """{key.path: step} of axes whose values hold after a step only, the same for all: up to there all runs have the base's
+    value, which must be one of the axis, and the others are forked from that one's run. {} = from the first step on."""
     overrides: PlainValues = Field(default={})
     """Keys of the base that are changed for all arms: {key.path: value}."""
     settings: Mapping[str, PlainValues] = Field(default={})
@@ -237,8 +238,9 @@ class SweepConfig(Section):
     @classmethod
     def _base_of_fork(cls, values: Any) -> Any:
         fork = values.get("fork") if isinstance(values, dict) else None
-        run = fork.get("run") if isinstance(fork, dict) else None
-        return {"base": f"{run}/config.json", **values} if run else values
+        if not (isinstance(fork, dict) and isinstance(run := fork.get("run"), str)):
+            return values
+        return {"base": f"{run}/config.json", **values, "fork": {**fork, "run": str(Path(run).resolve())}}
 
     @model_validator(mode="before")
     @classmethod

@@ -5,24 +5,22 @@ is to change at a step only (`from_step`) are the same up to there. Each run is 
 steps in common: of all ways to do so, one that runs the fewest steps again (a maximum spanning tree, Prim 1957).
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_core.config import RunConfig, validate_config
+from grpo_core.config import RunConfig, apply_overrides, validate_config
+from grpo_core.config.origin import flatten
 from grpo_core.config.spelling import SETTING
 from grpo_core.errors import shown
+from grpo_core.run.forking import KEPT
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.schema import SweepConfig
 
-SYNC, MIXUP, KEEP = "reference.sync_steps", "reference.mixup_alpha", "training.keep_at"
-BY_DRIFT = "reference.sync_when"
-Fork = tuple[int, int]
-"""(arm from which a run is forked, step)."""
+SYNC, MIXUP, BY_DRIFT = "reference.sync_steps", "reference.mixup_alpha", "reference.sync_when"
 
 
-def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) -> dict[int, Fork]:
-    """Return from which arm's run, of the same seed, and after which step each arm's run is forked; the others run whole.
+def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) -> dict[int, tuple[int, int]]:
+    """Return {arm: (arm of the run, of the same seed, from which its run is forked, step)}; the others run whole.
 
     >>> sweep = SweepConfig(base="b", axes={SYNC: [None, 20, 10]}, runs={"share": True})
     >>> forks(sweep, {}, {number: Arm(number=number, values={SYNC: sync}) for number, sync in enumerate((10, None, 20))})
@@ -31,8 +29,9 @@ def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) 
     if not (sweep.runs.share or sweep.from_step):
         return {}
     config = validate_config(base)
-    left = sorted(arms, key=lambda number: (not _is_control(sweep, config, arms[number]), number))
-    found: dict[int, Fork] = {}
+    # First those with the base's values of the keys that change late.
+    left = sorted(arms, key=lambda one: (not _is_base(base, {key: arms[one].values[key] for key in sweep.from_step}), one))
+    found: dict[int, tuple[int, int]] = {}
     nearest: dict[int, tuple[int, int]] = dict.fromkeys(left, (0, -1))  # (steps in common, with which arm)
     while left:
         taken = max(left, key=lambda number: nearest[number][0])
@@ -50,36 +49,35 @@ def fork_faults(sweep: SweepConfig, base: Mapping[str, Any]) -> dict[str, bool]:
     """Return message -> whether the runs of a sweep cannot be forked as it says."""
     late, on_this_machine = ", ".join(sweep.from_step), sweep.runs.where == "local"
     is_plain = sweep.sampler == "grid" and not sweep.pruner.is_on and on_this_machine
+    of_settings = [key for setting in sweep.settings.values() for key in setting]
+    changed = [*sweep.from_step, *((*sweep.axes, *of_settings, *sweep.overrides) if sweep.fork else ())]
+    kept = [key for key in changed if f"{key}.".startswith(KEPT)] or [""]
     faults = {
         "runs.share: is for grids on this machine, without pruner and fork; leave it out": sweep.runs.share
         and not (is_plain and sweep.fork is None),
         f"from_step.{late}: is for grids on this machine, without pruner and fork": bool(late)
         and not (is_plain and sweep.fork is None),
         f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes) - {SETTING},
+        f"from_step.{late}: must change after the same step": len(set(sweep.from_step.values())) > 1,
         "fork: is for runs on this machine": sweep.fork is not None and not on_this_machine,
+        f"{kept[0]}: cannot change; a fork keeps the model and the prompts of its parent": bool(kept[0]),
     }
     if any(faults.values()) or not late:
         return faults
     config = validate_config(base)
     for key, step in sweep.from_step.items():
-        before, axis, steps = value_of(config, key), sweep.axes[key], config.training.steps
-        is_there = isinstance(axis, tuple) and before in axis
-        faults[f"from_step.{key}: {shown(before)}, which all runs have until then, must be among axes.{key}"] = not is_there
-        faults[f"from_step.{key}: {step} must be less than training.steps {steps}"] = step >= steps
+        axis, before = sweep.axes[key], shown(flatten(config).get(key))
+        faults[f"from_step.{key}: {before}, which all runs have until then, must be among axes.{key}"] = not (
+            isinstance(axis, tuple) and any(_is_base(base, {key: value}) for value in axis)
+        )
+        faults[f"from_step.{key}: {step} must be less than training.steps {config.training.steps}"] = (
+            step >= config.training.steps
+        )
     return faults
 
 
-def _is_control(sweep: SweepConfig, config: RunConfig, arm: Arm) -> bool:
-    """Return whether an arm has the base's values of the keys that change late."""
-    return all(arm.values[key] == value_of(config, key) for key in sweep.from_step)
-
-
-def value_of(config: RunConfig, key: str) -> Any:
-    """Return the value of a key of a configuration, as a file has it."""
-    value: Any = config.model_dump(mode="json")
-    for part in key.split("."):
-        value = value[part]
-    return value
+def _is_base(base: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return validate_config(apply_overrides(base, values)) == validate_config(base)
 
 
 def _in_common(sweep: SweepConfig, config: RunConfig, one: Arm, other: Arm) -> int:
@@ -92,18 +90,8 @@ def _in_common(sweep: SweepConfig, config: RunConfig, one: Arm, other: Arm) -> i
     return max(0, min([*ends, config.training.steps - 1]))
 
 
-def kept_steps(found: Mapping[int, Fork], arm: int) -> list[int]:
-    """Return the steps after which other arms' runs are forked from an arm's."""
-    return sorted({step for parent, step in found.values() if parent == arm})
-
-
-def sharing_note(found: Mapping[int, Fork], steps: int, arms: int, seeds: int) -> list[str]:
-    """Return what was shared and saved, a sentence, or nothing."""
-    saved, whole = sum(step for _, step in found.values()) * seeds, steps * arms * seeds
-    what = f"{len(found) * seeds} of {arms * seeds} runs are forked from another one where they begin to differ"
-    return [f"{what}: {saved} of {whole} steps ({saved / whole:.0%}) are not run again"] if found else []
-
-
-def parent_of(sweep: SweepConfig) -> tuple[Path, int] | None:
-    """Return the run that every run of a sweep is forked from, and after which step."""
-    return None if sweep.fork is None else (Path(sweep.fork.run), sweep.fork.at)
+def sharing_note(begun: Sequence[int], runs: int, steps: int) -> list[str]:
+    """Return how many of so many runs are forks, and how many of their steps those that have `begun` there do not run again."""
+    what = f"{len(begun)} of {runs} runs are forked from another one where they begin to differ"
+    whole = steps * runs
+    return [f"{what}: {sum(begun)} of {whole} steps ({sum(begun) / whole:.0%}) are not run again"] if begun else []

@@ -48,7 +48,7 @@ from grpo_core.run.sizes import shape_for
 from grpo_core.text import redact_uri
 from grpo_core.training import EVALUATE, TRAINING
 from grpo_core.training.ending import StopRequest, why_finished
-from grpo_core.training.repeating import RepeatedJournal, StopAfter
+from grpo_core.training.repeating import RepeatedJournal
 
 if TYPE_CHECKING:
     from grpo_core.evaluation.runner import Evaluator
@@ -126,8 +126,11 @@ def _repeat(run_dir: RunDir, stop: StopRequest) -> str | None:
         return None
     step = int(begun["step"] or 0)
     if step not in map(step_of, list_checkpoints(parent.checkpoints)):
-        with contextlib.closing(RepeatedJournal(parent.journal_file) if is_first() else UnwrittenJournal()) as journal:
-            _train(parent, journal, StopAfter(step, journal, stop), evaluate=None)
+        with contextlib.closing(
+            RepeatedJournal(parent.journal_file, step, stop) if is_first() else UnwrittenJournal()
+        ) as journal:
+            _train(parent, journal, stop, evaluate=None)
+        stop.also = None
     return None if step in map(step_of, list_checkpoints(parent.checkpoints)) else stop.reason() or "stopped"
 
 

@@ -54,6 +54,8 @@ class StopRequest:
         self._stop_file = stop_file
         self._lifeline_fd = lifeline_fd
         self._signal: signal.Signals | None = None
+        self.also: str | None = None
+        """Why the training itself asks for an end."""
 
     def install(self) -> None:
         """Catch SIGTERM and SIGINT; call it from the main thread."""
@@ -66,7 +68,7 @@ class StopRequest:
             return self._signal.name
         if self._stop_file.exists():
             return f"STOP: {self._stop_file.read_text().strip() or 'asked for by the file'}"
-        return "lifeline: the process that started the training has died" if self._starter_has_died() else None
+        return "lifeline: the process that started the training has died" if self._starter_has_died() else self.also
 
     @property
     def is_urgent(self) -> bool:

@@ -11,6 +11,7 @@ Departures: the reference is synchronised by step count (with mixup), not by out
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,8 +86,8 @@ def conclude(session: Session, result: StepResult) -> TrainingState:
         accuracy = evaluate_held_out(session, state.step)
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
-    is_kept = state.step in config.training.keep_at or state.best_step == state.step
-    if is_kept or is_every(config.training.checkpoint_every, state.step):
+    training, is_best = config.training, state.best_step == state.step
+    if is_best or state.step in training.keep_at or is_every(training.checkpoint_every, state.step):
         session.begin_checkpoint(state)
     return state
 
@@ -132,7 +133,10 @@ def constant_rewards(rewards: Sequence[Reward], history: Sequence[Record]) -> It
     """Yield an alert about each reward function that gave every completion of a history the same value."""
     steps = [record for record in history if record.kind == "step"]
     for reward in rewards:
-        means, stds = ([record.metrics[f"reward/{reward.name}/{of}"] for record in steps] for of in ("mean", "std"))
+        # Steps that a fork inherited may have had other rewards.
+        means, stds = (
+            [record.metrics.get(f"reward/{reward.name}/{of}", math.nan) for record in steps] for of in ("mean", "std")
+        )
         value, near = means[0], ROUNDING * abs(means[0])
         if all(abs(mean - value) <= near and std <= near for mean, std in zip(means, stds, strict=True)):
             yield (

@@ -174,7 +174,6 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     evaluator = Evaluator(policy=policy, verifier=pick_verifier(rewards, config), config=config, verdicts=verdicts)
-    kept = {(run_dir.checkpoints / checkpoint_name(step)).resolve(): run_dir.path for step in config.training.keep_at}
     probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
     return Session(
         config=config,
@@ -192,7 +191,10 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest, world: Wo
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,
-            in_use=lambda: used_checkpoints(run_dir) | kept,
+            in_use=lambda: {
+                *used_checkpoints(run_dir),
+                *((run_dir.checkpoints / checkpoint_name(step)).resolve() for step in config.training.keep_at),
+            },
             writes=world.is_first,
         ),
         evaluator=evaluator,

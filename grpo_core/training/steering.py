@@ -45,8 +45,9 @@ class SteeredBeta:
             return
         self.beta, drift = figures["loss/beta"], self._drift(control.metric, figures)
         if not math.isnan(drift):
-            bounds = control.bounds(self.loss.beta)
-            self.beta = next_beta(self.beta, drift, target=control.target, gain=control.gain, bounds=bounds)
+            self.beta = next_beta(
+                self.beta, drift, target=control.target, gain=control.gain, bounds=control.bounds(self.loss.beta)
+            )
 
     def _drift(self, metric: str, figures: Mapping[str, float]) -> float:
         """Return the drift in a step, NaN where it is not known; a mean is of estimates from one reference alone."""

@@ -5,7 +5,6 @@ repetition is part of the run's report (`tasks/run/reporting.py`).
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from tasks.process.context import is_deployed
 from tasks.process.prefect_outage import was_interrupted
 from tasks.run.inputs import prompts_of
 from tasks.run.progress import say
-from tasks.tracking.fetch import fetch_policy, fetch_records, find_folder, is_mlflow_run
+from tasks.tracking.fetch import fetch_policy, fetch_records, is_mlflow_run, located_runs
 from tasks.tracking.store import refuse_foreign
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
@@ -93,13 +92,8 @@ def _records_of(parent: str | None) -> Iterator[RunDir | None]:
     folder = None if parent is None else folder_and_step(parent)[0]
     if folder is None or not is_mlflow_run(str(folder)):
         check_root(folder, "run")
-        yield None if folder is None else RunDir(folder)
-    elif (place := find_folder(str(folder))) is not None:
-        yield RunDir(place)
-    else:
-        with tempfile.TemporaryDirectory(prefix="grpo-fork-") as downloads:
-            fetch_records(str(folder), Path(downloads))
-            yield RunDir(Path(downloads))
+    with contextlib.nullcontext(()) if folder is None else located_runs([str(folder)]) as found:
+        yield RunDir(found[0].path) if found else None
 
 
 def _forked(parent: str, overrides: Mapping[str, Any], source: RunDir) -> Resolved:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import ModelError, TrackingError, raised_as
 from grpo_core.policy.sources.find import weights_digest
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import FlowDir, mlflow_run_id
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.folder import mlflow_run_id
 from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client
 

@@ -45,7 +45,7 @@ def test_a_sweep_that_shares_its_beginnings_has_the_figures_of_one_that_does_not
         assert compared.is_identical, compared.differences[:3]
         again += sum(record.kind == "step" and is_inherited(record) for record in other)
     assert again == 11 + 7
-    assert "2 of 3 runs were forked" in shared.page.read_text()
+    assert "2 of 3 runs are forked" in shared.page.read_text()
     assert "18 of 48 steps (38%) are not run again" in shared.page.read_text()
 
 

@@ -1,5 +1,6 @@
 """A fork is its parent up to a step and, unless it is told to differ, afterwards; the parent stays as it is."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,16 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.config import Origin
-from grpo_core.errors import ConfigError, JournalError
+from grpo_core.config import Origin, RuleConfig
+from grpo_core.errors import ConfigError, DataError, JournalError
+from grpo_core.evaluation.results import facts_file
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.curves import Run
-from grpo_core.run.folder import RunDir
+from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.forking import fork_of, inherited_journal, take_over
 from grpo_core.run.journal import Record, is_inherited, read_journal
+from grpo_core.run.provenance import note_inputs
 from grpo_core.run.reproduction import refuse_unfit
-from grpo_core.run.rules import RunRules
+from grpo_core.run.resuming import new_run
+from grpo_core.run.rules import RuleBook, RunRules
 from grpo_core.training.__main__ import main
 
 MakeRun = Callable[..., RunDir]
@@ -39,7 +43,8 @@ def begin(parent: str, path: Path, overrides: dict[str, Any]) -> RunDir:
     """Lay out the folder of a run that continues another one."""
     run_dir, resolved = RunDir(path), fork_of(parent, overrides)
     origin = Origin(preset=resolved.preset, changes=resolved.changes, forked_from=resolved.forked_from)
-    run_dir.mark("run")
+    if run_dir.kind is None:
+        run_dir.mark("run")
     take_over(run_dir, resolved.config, origin)
     run_dir.create(resolved.config, origin, history=inherited_journal(run_dir, origin))
     return run_dir
@@ -142,6 +147,9 @@ def test_steps_that_come_out_otherwise_here_are_refused_with_the_first_differenc
     assert main([str(fork.path)]) == 1
     reason = read_journal(fork.journal_file)[-1].data["reason"]
     assert f"step 3: policy/entropy was {figure + 1e-9!r}, is {figure!r}" in reason
+    before = copy.read_bytes()
+    assert main([str(fork.path)]) == 1  # and whoever resumes it is not compared with the first attempt
+    assert (read_journal(fork.journal_file)[-1].data["reason"], copy.read_bytes()) == (reason, before)
 
 
 def test_rules_of_a_fork_judge_its_own_steps(tiny_run: MakeRun, tmp_path: Path) -> None:
@@ -149,8 +157,72 @@ def test_rules_of_a_fork_judge_its_own_steps(tiny_run: MakeRun, tmp_path: Path) 
     parent = tiny_run()
     train(parent)
     fork = begin(f"{parent.path}@4", tmp_path / "fork", {"training.steps": 5, "monitor.rules": [rule]})
-    assert RunRules(fork).catch_up(read_journal(fork.journal_file)) == []
+    rules = RunRules(fork)
+    assert rules.catch_up(read_journal(fork.journal_file)) == []
     assert not fork.stop_file.exists()
+    # The parent had no such rule: what was over its bound before is reported of the first step of the fork.
+    (alert,) = [alert for record in train(fork) if not is_inherited(record) for alert in rules.check(record)]
+    assert alert.text.startswith("step 5: kl/init/drift is")
+    assert fork.stop_file.exists()
+    # Where the parent had it, and has reported the breach, it has not ended.
+    book = RuleBook([RuleConfig(**rule)])
+    for alert in [alert for record in read_journal(parent.journal_file) for alert in book.check(record)]:
+        add_alert(parent, alert.step, alert.text)
+    again = begin(f"{parent.path}@4", tmp_path / "again", {"training.steps": 5, "monitor.rules": [rule]})
+    assert RunRules(again).catch_up(train(again)) == []
+
+
+def test_a_fork_that_runs_its_parent_s_steps_again_is_not_stalled(tiny_run: MakeRun, tmp_path: Path) -> None:
+    rule = {"kind": "stalled", "bound": 1.0, "action": "stop"}
+    parent = tiny_run({"training.checkpoint_every": 2})
+    train(parent)
+    fork = begin(f"{parent.path}@3", tmp_path / "fork", {"monitor.rules": [rule]})
+    rules = RunRules(fork)
+    rules.catch_up(read_journal(fork.journal_file))
+    assert rules.check_silence(60.0) == []
+    for record in train(fork):
+        rules.check(record)
+    assert RuleBook([RuleConfig(**rule)]).check_silence(60.0)  # which fires elsewhere
+
+
+def test_a_start_that_was_killed_before_the_configuration_is_begun_anew(tiny_run: MakeRun, tmp_path: Path) -> None:
+    parent = tiny_run()
+    train(parent)
+    begin(f"{parent.path}@4", tmp_path / "fork", {"training.steps": 5}).config_file.unlink()
+    with new_run(tmp_path / "fork", "fork", "run"):
+        again = begin(f"{parent.path}@4", tmp_path / "fork", {"training.steps": 6})
+    assert max(record.step for record in train(again)) == 6
+
+
+def test_other_rewards_and_another_judge_begin_at_the_fork(tiny_run: MakeRun, tmp_path: Path) -> None:
+    parent = tiny_run()
+    train(parent)
+    facts_file(parent, "base").parent.mkdir()
+    facts_file(parent, "base").write_text("{}")
+    alike = begin(f"{parent.path}@3", tmp_path / "alike", {"loss.beta": 0.5})
+    assert facts_file(alike, "base").exists()
+    other = begin(f"{parent.path}@3", tmp_path / "other", {"rewards": [{"fn": "exact_answer"}], "training.steps": 11})
+    assert not facts_file(other, "base").exists()  # the parent's says nothing of the new verifier
+    assert max(figures(train(other))) == 11  # past the step at which rewards without variance are looked for
+
+
+def test_what_lies_beside_the_journal_is_the_fork_s_as_well(tiny_run: MakeRun, tiny_model_dir: Path, tmp_path: Path) -> None:
+    parent, lines = tiny_run({"tracking.labels": {"sweep": "id"}}), list[str]()
+    note_inputs(parent, "prompts", tiny_model_dir, lines.append)
+    train(parent)
+    (parent.completions / "step_3_of_somebody.parquet").touch()
+    fork = RunDir(tmp_path / "fork")
+    fork.mark("run")
+    for folder, name in ((parent.given, "of_parent.py"), (fork.given, "own.py")):
+        folder.mkdir()
+        (folder / name).touch()
+    begin(f"{parent.path}@3", fork.path, {"loss.beta": 0.5})
+    assert {file.name for file in fork.given.iterdir()} == {"of_parent.py", "own.py"}
+    assert sorted(file.name for file in fork.black_box.iterdir()) == [f"step_00000{step}.json" for step in (1, 2, 3)]
+    note_inputs(fork, "prompts", tiny_model_dir, lines.append)
+    assert lines == []  # another configuration is what a fork is for
+    # That it is no longer the sweep's changes no step.
+    assert (fork.read_origin().forked_from or {})["changed"] == "loss.beta 0.04 -> 0.5"
 
 
 def test_a_schedule_that_ends_elsewhere_is_said(tiny_run: MakeRun, tmp_path: Path) -> None:
@@ -172,6 +244,7 @@ def test_what_cannot_be_forked_is_refused_with_the_way_on(tiny_run: MakeRun) -> 
         ),
         ({"data": {}}, "data.task_args.min_terms: a fork keeps the model and the prompts"),
         ({"training.engine": "trl"}, r"training\.engine: a fork"),
+        ({"optimizer.schedule": "linear", "loss.minibatches": 2, "training.steps": 8}, "linear counts optimizer steps"),
         ({}, r"training\.steps: 4 are done in .*; give more than 4"),
         ({"training.steps": 8, "loss.bta": 1}, r"did you mean loss\.beta"),
     ):
@@ -181,6 +254,29 @@ def test_what_cannot_be_forked_is_refused_with_the_way_on(tiny_run: MakeRun) -> 
     for run, fault in steps.items():
         with pytest.raises(JournalError, match=fault):
             fork_of(run, {"training.steps": 8})
+    train_file = parent.data / "train.jsonl"
+    train_file.write_text(train_file.read_text() + "\n")
+    with pytest.raises(DataError, match=f"^{train_file}"):  # the user's file, and not its copy
+        fork_of(own, {"training.steps": 8})
+
+
+def test_steps_that_cannot_be_run_again_are_refused(tiny_run: MakeRun, tmp_path: Path) -> None:
+    control = {"loss.beta_control": {"target": 0.01}}
+    parent = tiny_run({**control, "training.checkpoint_every": 2, "reference.kl_full_every": 1})
+    train(parent)
+    own = str(parent.path)
+    with pytest.raises(JournalError, match=r"by training.processes 1; give a step with a checkpoint: 2, 4"):
+        fork_of(f"{own}@3", {"training.processes": 2})
+    with pytest.raises(ConfigError, match=r"training\.max_tokens: 5, and \d+ were generated"):
+        fork_of(f"{own}@3", {"training.max_tokens": 5})
+    with pytest.raises(ConfigError, match=r"loss\.beta: of a run that steers it, a fork goes on with the beta of its step"):
+        fork_of(f"{own}@3", {"loss.beta": 0.5})
+    assert fork_of(f"{own}@3", {"loss.beta": 0.5, "loss.beta_control": None}).config.loss.beta == 0.5
+    fork = begin(f"{own}@3", tmp_path / "fork", {"optimizer.weight_decay": 0.5})  # not trained: it has no checkpoint after 2
+    with pytest.raises(JournalError, match=rf"is itself forked after step 3 and has no checkpoint since; fork {own}@3"):
+        fork_of(f"{fork.path}@3", {})
+    shutil.rmtree(parent.checkpoints)  # as of a run that MLflow alone has: its last step is where it goes on
+    assert (fork_of(own, {"training.steps": 8}).forked_from or {})["step"] == 4
 
 
 def test_a_fork_is_reproduced_by_way_of_its_parent(tiny_run: MakeRun, tmp_path: Path) -> None:
@@ -189,6 +285,18 @@ def test_a_fork_is_reproduced_by_way_of_its_parent(tiny_run: MakeRun, tmp_path: 
     more = begin(str(parent.path), tmp_path / "more", {"training.steps": 5})
     with pytest.raises(JournalError, match=r"is forked from .*; reproduce that one, and fork its repetition"):
         refuse_unfit("more", more)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_fork_is_forked_where_it_has_its_parent_s_checkpoint_alone(tiny_run: MakeRun, tmp_path: Path, step: int) -> None:
+    parent = tiny_run(SETTINGS)
+    train(parent)
+    changes = {"loss.beta": 0.5, "training.checkpoint_every": None, "evaluation.every_steps": None}
+    fork = begin(f"{parent.path}@2", tmp_path / "fork", changes)
+    train(fork)
+    again = begin(f"{fork.path}@{step}", tmp_path / "again", {})
+    train(again)
+    assert_same(again, fork)
 
 
 @pytest.mark.proof

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 import pytest
 
+from grpo_core.config import RunConfig
 from grpo_core.run.curves import Curve
 from grpo_core.run.folder import RunDir, add_alert
 from grpo_core.run.journal import Record, encode, read_journal
@@ -18,6 +19,7 @@ from grpo_core.run.samples import kept_steps, read_groups, samples_table
 from grpo_core.run_page.page import _cards, _figures, write_page
 from tests.compared import step_figures, write_compared
 from tests.support.pages import Page
+from tests.support.sweeps import write_run
 
 HOSTILE = "</script><script>document.title='attacked'</script><!-- <img src=x onerror=alert(1)> \x1b[2J\u202e\x00"
 LONG = "0123456789" * 10_000
@@ -83,6 +85,13 @@ def test_every_curve_sync_alert_and_evaluation_is_the_journals(run_dir: RunDir) 
     assert [alert["step"] for alert in data["alerts"]] == [7]
     assert data["positions"]["cells"][0] == [record.metrics["kl/probe/init_at_0"] for record in steps[3::4]]
     assert (data["state"], data["step"], data["live"]) == ("finished", 12, False)
+
+
+def test_a_steered_beta_has_a_curve(tmp_path: Path) -> None:
+    made = RunDir(tmp_path / "run")
+    write_run(made, RunConfig(), lambda step: {"loss/beta": 0.25 * step}, 3)
+    assert data_of(made)["curves"]["loss/beta"]["values"] == [0.25, 0.5, 0.75]
+    assert 'line("loss/beta"' in made.page.read_text()
 
 
 def test_what_the_model_wrote_is_read_with_answers_verdicts_and_rewards(run_dir: RunDir) -> None:

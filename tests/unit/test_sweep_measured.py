@@ -62,6 +62,15 @@ def test_the_end_of_a_run(key: str, values: dict[int, float], wanted: float) -> 
     assert found["objective"] == pytest.approx(0.5 - 2.0 * wanted, nan_ok=True)
 
 
+def test_the_effective_beta_of_a_steered_run_is_of_its_last_steps() -> None:
+    changes = {"loss.beta": 0.3, "loss.beta_control": {"target": 0.1}, "rollout.group_size": 4}
+    steered = records("loss/beta", {step: 0.1 * step for step in range(1, 31)})
+    found = measure(
+        steered, validate_config(apply_overrides(BASE, changes)), ObjectiveConfig(metric="reward/mean", last_steps=5)
+    )
+    assert found["effective_beta"] == pytest.approx(2.8 / math.sqrt(3 / 4))  # the mean of 2.6 to 3.0
+
+
 @pytest.mark.parametrize(
     ("key", "changes", "wanted"),
     [

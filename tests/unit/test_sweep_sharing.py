@@ -1,13 +1,21 @@
 """Which runs of a sweep begin with another one's steps, and what cannot."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_core.errors import ConfigError
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record
 from grpo_core.sweep.arms import Arm, Outcome, grid, next_run
-from grpo_core.sweep.plan import make_plan
-from grpo_core.sweep.sharing import forks, kept_steps, sharing_note
+from grpo_core.sweep.campaign import Ended
+from grpo_core.sweep.extension import extended
+from grpo_core.sweep.plan import load_sweep, make_plan
+from grpo_core.sweep.results import SweepRun, spent_budget
+from grpo_core.sweep.schema import BudgetConfig
+from grpo_core.sweep.sharing import forks, sharing_note
+from tests.support.sweeps import STEPS, Launcher, run_all, stored_sweep
 
 SYNCS: dict[str, Any] = {"base": "sums_tiny_cpu", "axes": {"reference.sync_steps": [None, 20, 10]}, "seeds": [0, 1]}
 
@@ -21,11 +29,61 @@ def forks_of(values: dict[str, Any]) -> tuple[dict[int, tuple[int, int]], list[d
 def test_settings_are_the_same_until_the_first_sync_of_either() -> None:
     found, _ = forks_of({**SYNCS, "runs": {"share": True}})
     assert found == {1: (0, 19), 2: (0, 9)}
-    assert (kept_steps(found, 0), kept_steps(found, 1)) == ([9, 19], [])
-    assert sharing_note(found, 40, 3, 2) == [
-        "4 of 6 runs are forked from another one where they begin to differ: 56 of 240 steps (23%) are not run again"
-    ]
     assert forks_of(SYNCS)[0] == {}  # unless it is asked for
+
+
+def test_what_was_shared_is_counted_in_steps() -> None:
+    assert sharing_note([], 4, 40) == []
+    assert sharing_note([19, 19], 4, 40) == [
+        "2 of 4 runs are forked from another one where they begin to differ: 38 of 160 steps (24%) are not run again"
+    ]
+
+
+def test_tokens_that_a_fork_has_of_its_parent_are_spent_once(tmp_path: Path) -> None:
+    def step(number: int, *, of_parent: bool) -> Record:
+        metrics = {"progress/generated_tokens": 100.0 * number}
+        return Record(seq=0, time="", kind="step", step=number, data={"metrics": metrics, "inherited": of_parent})
+
+    arm, folder = Arm(number=0, values={}), RunDir(tmp_path)
+    parent = SweepRun(arm=arm, seed=0, folder=folder, records=[step(number, of_parent=False) for number in (1, 2, 3)])
+    fork = SweepRun(arm=arm, seed=0, folder=folder, records=[step(number, of_parent=number < 3) for number in (1, 2, 3)])
+    assert spent_budget(BudgetConfig(tokens=401), [parent, fork]) is None
+    assert spent_budget(BudgetConfig(tokens=400), [parent, fork]) == "budget.tokens: 400 of 400 are spent"
+
+
+class Checkpointing(Launcher):
+    """Leaves the checkpoint of step 1 in the run of the first arm and seed 0."""
+
+    def _end(self, job: Any) -> Ended:
+        ended = super()._end(job)
+        if job.key == (0, 0):
+            folder = job.run_dir.checkpoints / "step_000001"
+            folder.mkdir(parents=True)
+            (folder / "manifest.json").write_text("{}")
+        return ended
+
+
+def test_a_run_whose_partner_did_not_come_so_far_runs_whole(tmp_path: Path) -> None:
+    axes, overrides = {"reference.sync_steps": [None, 2]}, {"training.steps": STEPS, "training.keep_at": [2]}
+    stored = stored_sweep(tmp_path, axes=axes, overrides=overrides, runs={"share": True})
+    jobs = {job.key: job for job in run_all(stored, {}, Checkpointing)[0]}
+    assert {key: job.fork for key, job in jobs.items()} == {
+        **dict.fromkeys([(0, 0), (0, 1), (1, 1)]),
+        (1, 0): (stored.dir.run_dir(0, 0).path, 1),
+    }
+    assert [jobs[arm, 0].overrides["training.keep_at"] for arm in (0, 1)] == [[1, 2], [2]]
+
+
+def test_a_sweep_of_forks_keeps_its_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = extended(stored_sweep(tmp_path, fork={"run": "parent", "at": 2}), {"seeds": [0, 1, 2]})
+    stored.dir.write(stored)
+    jobs = run_all(stored.dir.read(), {})[0]
+    assert {job.overrides["training.steps"] for job in jobs} == {STEPS}
+    assert {job.fork for job in jobs} == {(tmp_path / "parent", 2)}  # from whatever folder it is resumed
+    (tmp_path / "sweep.yaml").write_text("{base: quickstart, fork: {run: parent, at: 2}, axes: {loss.beta: [0.1, 1]}}")
+    with pytest.raises(ConfigError, match="base: has no effect with fork"):
+        load_sweep(tmp_path / "sweep.yaml")
 
 
 def test_nothing_is_shared_across_another_key() -> None:
@@ -65,6 +123,16 @@ def test_a_run_waits_for_the_end_of_the_one_from_which_it_is_forked() -> None:
         ({"from_step": {"loss.beta": 5}}, "from_step.loss.beta: must be among axes"),
         ({"from_step": {"reference.sync_steps": 999}}, "from_step.reference.sync_steps: 999 must be less than"),
         ({"axes": {"loss.beta": [0.3, 3.0]}, "from_step": {"loss.beta": 5}}, "from_step.loss.beta: 1.0, which all runs have"),
+        ({"axes": {"loss.bta": [0.3, 3.0]}, "from_step": {"loss.bta": 5}}, r"did you mean loss\.beta"),
+        (
+            {"axes": {"loss.beta": [1, 3.0], "optimizer.lr": [0.0003, 1]}, "from_step": {"loss.beta": 5, "optimizer.lr": 6}},
+            "from_step.loss.beta, optimizer.lr: must change after the same step",
+        ),
+        (
+            {"axes": {"model.dtype": ["float32", "bfloat16"]}, "from_step": {"model.dtype": 5}},
+            "model.dtype: cannot change; a fork",
+        ),
+        ({"fork": {"run": "runs/none", "at": 3}, "overrides": {"data.seed": 1}}, "data.seed: cannot change; a fork"),
         (
             {"fork": {"run": "runs/none", "at": 3}, "runs": {"where": "deployment"}, "base": "sums_tiny_cpu"},
             "fork: is for runs on",
