@@ -34,6 +34,9 @@ up: setup  ## the local stack: Prefect, MLflow, deployments, a worker (ARGS="--s
 down: setup  ## end what `up` started
 	$(BIN)/grpo down $(ARGS)
 
+# Where the environment forbids byte code, each process of each test would compile all tests and modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two processes; each file is run by one of them, the longest files first (tests/conftest.py).
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 

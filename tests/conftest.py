@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny real model with a tokenizer, written as a transformers folder, and runs on it."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -14,6 +15,8 @@ from grpo_core.machine.hardware import avoid_broken_kernels
 from tests.longest_files import Recorder, put_longest_first
 from tests.shapes import check_shapes
 
+# What is imported and collected stays: walking it again and again takes seconds.
+gc.disable()
 check_shapes()
 pytest.register_assert_rewrite("tests.support.agreement")
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
@@ -49,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("house")
     if "GRPO_RECORD_LONGEST" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be collected from now on, and only what the tests make."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 from grpo_core.config.names import MADE_KINDS, MADE_ROWS, is_import_path
 from grpo_core.config.rules import RuleConfig
@@ -19,7 +20,13 @@ def is_single_update(config: RunConfig) -> bool:
 
 def is_changed(section: Section, key: str) -> bool:
     """Return whether a key is not at its default."""
-    return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
+    return bool(getattr(section, key) != _default(type(section), key))
+
+
+@cache
+def _default(section: type[Section], key: str) -> Any:
+    """Return a default, of which pydantic makes a deep copy each time."""
+    return section.model_fields[key].get_default(call_default_factory=True)
 
 
 def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:

@@ -9,6 +9,7 @@ instead of `overrides={"loss.beta": ...}`.
 import difflib
 import io
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def _yaml() -> YAML:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the plain values of a YAML 1.2 text.
+    """Return the plain values of a YAML 1.2 text, in new lists and objects.
 
     Raises:
         ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
@@ -296,15 +297,21 @@ def parse_yaml(text: str) -> Any:
         raised_as(ConfigError, f"is nested too deeply (more than {MAX_LEVELS} levels)", RecursionError),
         raised_as(ConfigError, "is not valid YAML: {cause}", YAMLError, ValueError, ArithmeticError, LookupError, TypeError),
     ):
-        try:
-            values = _yaml().load(text)
-        except MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-            raise ConfigError(f"is not valid YAML{where}: {error.problem or error.context}") from error
-        if _count(values, {}, MAX_LEVELS) > MAX_VALUES:
-            raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
-        return json_copy(values)
+        return json_copy(_parsed(text))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Any:
+    """Return the values of a text, which nobody changes: the arms of a sweep share theirs."""
+    try:
+        values = _yaml().load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"is not valid YAML{where}: {error.problem or error.context}") from error
+    if _count(values, {}, MAX_LEVELS) > MAX_VALUES:
+        raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
+    return values
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class ModelShape:
     known_layers: Mapping[str, Sides] | None = None
     tower: TowerShape | None = None
 
-    @property
+    @cached_property
     def linear_layers(self) -> Mapping[str, Sides]:
         """{name: (inputs, outputs)} of all but the vocabulary head."""
         if self.known_layers is not None:

@@ -19,7 +19,7 @@ from grpo_core.rewards.dry_run import CONSTANTS
 
 EVALUATORS = re.compile(r"\b(eval|exec|parse_expr|sympify|compile|subprocess|literal_eval)\b")
 TASKS = sorted(ALLOWED_TASKS)
-ROWS, SLOW_ROWS = 200, 8
+ROWS, SLOW_ROWS = 200, 4
 SLOW = (
     "advanced_geometry",
     "futoshiki",

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 9
 OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=4", "evaluation.every_steps=4")
 SLOWLY = "tests.e2e.slow_reward:slowly"
+pytestmark = pytest.mark.proof
 
 
 def steps_of(run_dir: Path) -> list[Record]:
@@ -114,7 +115,6 @@ def test_mlflow_has_one_run_and_every_figure_of_every_step_once(resumed: tuple[P
     assert found == expected
 
 
-@pytest.mark.proof
 def test_a_run_without_prefect_and_mlflow_is_resumed_without_them(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
     rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/drift, bound: 1.0e-9, window: 1, action: stop}]"
     begun = grpo("train", str(tiny_yaml), *OPTIONS[:1], rule, "--plain", "--run-dir", "runs/one", cwd=tmp_path)

@@ -1,5 +1,6 @@
 """Sweeps whose runs share their beginnings, or are forks of one run: the figures of one that shares nothing."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import is_inherited, read_journal
 from grpo_core.run.reproduction import compare_journals
 from grpo_core.sweep.folder import SweepDir
+from grpo_core.training.__main__ import main
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 STEPS, SYNC, OBJECTIVE = 16, "reference.sync_steps", {"objective": {"metric": "reward/mean"}}
@@ -33,13 +36,23 @@ def sweep(grpo: Any, folder: Path, name: str, keys: Mapping[str, Any]) -> SweepD
     return SweepDir(where)
 
 
-def test_a_sweep_that_shares_its_beginnings_has_the_figures_of_one_that_does_not(grpo: Any, folder: Path) -> None:
-    axes = {SYNC: [None, 12, 8]}
-    whole = sweep(grpo, folder, "whole", {"axes": axes})
-    shared = sweep(grpo, folder, "shared", {"axes": axes, "runs": {"share": True}})
+def trained_alone(run: RunDir, folder: Path) -> RunDir:
+    """Train the configuration of a sweep's run from its first step."""
+    whole = RunDir(folder)
+    folder.mkdir()
+    for name in (".grpo-folder", "config.json"):
+        shutil.copy(run.path / name, folder)
+    shutil.copytree(run.data, whole.data)
+    assert main([str(folder)]) == 0
+    return whole
+
+
+def test_the_runs_of_a_sweep_that_shares_its_beginnings_have_the_figures_of_whole_ones(grpo: Any, folder: Path) -> None:
+    shared = sweep(grpo, folder, "shared", {"axes": {SYNC: [None, 12, 8]}, "runs": {"share": True}})
     again = 0
     for arm in range(3):
-        one, other = (read_journal(of.run_dir(arm, 0).journal_file) for of in (whole, shared))
+        run = shared.run_dir(arm, 0)
+        one, other = (read_journal(of.journal_file) for of in (trained_alone(run, folder / f"alone-{arm}"), run))
         compared = compare_journals(one, other)
         assert compared.steps == STEPS
         assert compared.is_identical, compared.differences[:3]

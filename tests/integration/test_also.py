@@ -17,6 +17,7 @@ from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.run.trackers import require_trackers
 from tasks.tracking import Shipper, TrackedRun
 from tasks.tracking.also import feeds
+from tasks.tracking.databases import ensure_store
 
 KEY, ACCURACY = "kl/ref/drift", "eval/held_out/greedy_accuracy"
 Points = dict[str, list[tuple[int, float]]]
@@ -34,7 +35,9 @@ def _offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
-    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    store = tmp_path_factory.mktemp("store") / "mlflow.db"
+    ensure_store(store)
+    uri = f"sqlite:///{store}"
     client = MlflowClient(tracking_uri=uri)
     return TrackedRun(uri=uri, experiment_id="0", run_id=client.create_run("0").info.run_id, name="β=0.1 G=8")
 

@@ -14,7 +14,7 @@ from grpo_core.evaluation.one_prompt import answers
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     folder = tmp_path_factory.mktemp("one_prompt") / "run"
-    few = {"rollout.num_prompts_per_step": 32, "evaluation.num_prompts": 60}
+    few = {"rollout.num_prompts_per_step": 32, "evaluation.num_prompts": 60, "evaluation.samples": 0}
     train("sums_tiny_cpu", overrides={"training.steps": 4, "optimizer.lr": 0.003, **few}, run_dir=folder, progress=False)
     return RunDir(folder)
 

@@ -14,6 +14,7 @@ from grpo_core.machine.disk import PARTIAL
 from grpo_core.run.folder import RunDir
 from grpo_core.run.samples import read_groups
 from tasks.tracking import track_inputs
+from tasks.tracking.databases import ensure_store
 from tasks.tracking.fetch import fetch_records
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.tables import MOST_DRAWN, MOST_FILES, NONE, log_completions
@@ -29,6 +30,7 @@ MOST_BYTES = 20_000
 def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Address of an MLflow store, and an experiment in it."""
     folder = tmp_path_factory.mktemp("store")
+    ensure_store(folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     experiment = MlflowClient(tracking_uri=uri).create_experiment("shown", artifact_location=(folder / "mlartifacts").as_uri())
     return uri, experiment

@@ -10,17 +10,27 @@ from mlflow import MlflowClient
 
 from grpo_core.run.journal import Journal, Record, read_records
 from tasks.tracking import Shipper, TrackedRun
+from tasks.tracking.databases import ensure_store
 
 KEY = "kl/ref/drift"
 
 
-@pytest.fixture
-def tracked(tmp_path: Path) -> TrackedRun:
-    """A run in an MLflow store of its own."""
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(address, experiment) of an MLflow store."""
+    folder = tmp_path_factory.mktemp("store")
+    ensure_store(folder / "mlflow.db")  # a copy of an empty one: MLflow's migrations take seconds
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("shipping", artifact_location=(tmp_path / "mlartifacts").as_uri())
-    return TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
+    return uri, client.create_experiment("shipping", artifact_location=(folder / "mlartifacts").as_uri())
+
+
+@pytest.fixture
+def tracked(experiment: tuple[str, str]) -> TrackedRun:
+    """A run of its own."""
+    uri, experiment_id = experiment
+    run_id = MlflowClient(tracking_uri=uri).create_run(experiment_id).info.run_id
+    return TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run_id, name="run")
 
 
 def history(tracked: TrackedRun, key: str = KEY) -> list[tuple[int, float, int]]:

@@ -24,6 +24,7 @@ import numpy
 import pandas
 import pydantic
 import pytest
+import reasoning_gym
 import scipy.stats
 import torch
 import transformers
@@ -35,6 +36,7 @@ PRELOADED = (
     numpy,
     pandas,
     pydantic,
+    reasoning_gym,
     scipy,
     torch,
     transformers.LlamaForCausalLM,

@@ -164,10 +164,12 @@ RUNS = {
         "rollout.num_prompts_per_step": 8,  # in every step some completions end by themselves
     },
 }
+BY_DEFAULT = ("as shipped", "two epochs, EMA, corrected")
+"""What `make test` runs; the others are proofs."""
 NOT_COMPARED = ("time/", "perf/")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(run, marks=[pytest.mark.proof] * (run not in BY_DEFAULT)) for run in RUNS])
 def test_a_whole_run_journals_the_same_figures_on_both_engines(tiny_run, name):
     """Sampling, rewards, KL panel, syncs: every key of every step, four steps that build on each other."""
     journals = []

@@ -4,6 +4,7 @@ What is asked of a command as a process (its start, signals, Prefect, MLflow) is
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -16,12 +17,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
-PRELOADED = ("flows.cli.app", "flows.cli.run", "grpo_core.compare.runs", "grpo_core.run.preflight", "pandas", "transformers")
+PRELOADED = (
+    "flows.cli.app",
+    "flows.cli.run",
+    "grpo_core.compare.runs",
+    "grpo_core.run.preflight",
+    "grpo_core.rewards.bounded",
+    "grpo_core.run.boxes",
+    "optuna",
+    "pandas",
+    "prefect",
+    "reasoning_gym",
+    "scipy.stats",
+    "sqlalchemy.orm",
+    "transformers",
+)
+READ_BY_PREFECT = ("PREFECT_", "HOME")
+"""How variables begin that Prefect reads when it is imported."""
 
 
 def grpo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     """Run the command in a folder, with this process's environment; return its exit code and what it printed."""
-    server = _server()
+    server = _server(*(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(READ_BY_PREFECT)))
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -34,8 +51,8 @@ def grpo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]
 
 
 @cache
-def _server() -> "subprocess.Popen[str]":
-    """Return the process of which the commands are forks; it ends with this one."""
+def _server(*_: str) -> "subprocess.Popen[str]":
+    """Return the process of which the commands with some settings of Prefect are forks; it ends with this one."""
     command = [sys.executable, "-m", "tests.support.commands"]
     server = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(server.communicate)
@@ -70,8 +87,11 @@ def _become(asked: dict[str, Any]) -> NoReturn:
 
 def main() -> None:
     """Answer each line of standard input with the exit code of the command that it asks for."""
+    gc.disable()  # what is imported stays
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

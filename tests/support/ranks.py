@@ -5,6 +5,7 @@ of a second instead of four. Nothing is computed before a fork, so each rank is 
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -27,7 +28,7 @@ SECONDS = 240.0
 """After which ranks that have not ended are killed."""
 TRAIN = "tests.support.ranks:train"
 """Be a rank of a training, in `RankServer.run`."""
-PRELOADED = ("grpo_core.training.loop", "grpo_core.training.session", "torch.distributed.fsdp")
+PRELOADED = ("grpo_core.training.loop", "grpo_core.training.session", "reasoning_gym", "torch.distributed.fsdp")
 
 
 class RankServer:
@@ -169,8 +170,11 @@ def _exit_codes(pids: Sequence[int]) -> Iterator[int]:
 
 def main() -> None:
     """Answer each line of standard input with the exit codes of the ranks that it asks for."""
+    gc.disable()  # what is imported stays
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         codes = list(_exit_codes(_start(json.loads(line))))
         sys.stdout.write(json.dumps(codes) + "\n")

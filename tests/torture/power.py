@@ -35,6 +35,16 @@ from tests.conftest import build_values, write_model
 from tests.torture.compare import checkpoint_differences, journal_differences, table_differences
 from tests.torture.disk import Cut, Disk, cut, flushed_bytes
 
+PRELOADED = (
+    "grpo_core.evaluation.runner",
+    "grpo_core.training.loop",
+    "grpo_core.training.session",
+    "pandas",
+    "pyarrow.parquet",
+    "reasoning_gym",
+    "transformers.models.llama.modeling_llama",
+)
+"""What each life would import by itself, for seconds."""
 TRACKED = TrackedRun(uri="sqlite:///mlflow.db", experiment_id="1", run_id="0" * 32, name="power")
 PLACES = (
     Cut(name="marker of the folder", call=r"name run/\.grpo-folder"),
@@ -159,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = list(arguments if arguments is not None else sys.argv[1:])
     folder = Path(chosen[0]).resolve()
     from_python.run_watched = in_this_process
+    for name in PRELOADED:
+        importlib.import_module(name)
     witness = folder / "witness"
     (witness / "root").mkdir(parents=True)
     for path in (folder, witness):

@@ -36,6 +36,8 @@ OPTIONS: dict[str, Any] = {
     "training.microbatch_tokens": 400,  # one or two rows
     "reference.mixup_alpha": 0.5,
     "reference.sync_steps": 1,
+    # Not reasoning_gym, of which each training starts a process to judge.
+    "rewards": [{"fn": "length", "args": {"max_characters": 4}}],
 }
 IN_BFLOAT16: dict[str, Any] = {
     "rollout.num_prompts_per_step": 1,  # one process samples nothing
