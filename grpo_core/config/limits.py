@@ -260,16 +260,20 @@ def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
 
 
 def never_measured(key: str, metric: str, config: RunConfig) -> Findings:
-    """Return a refusal of a KL that the run does not measure."""
-    return (
-        error_if(
-            metric.startswith("kl/probe/") and config.probe.every_steps is None,
-            f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
+    """Return a refusal of a KL that the run does not measure, and a warning of one for which it is too short."""
+    steps, kinds = (
+        config.training.steps,
+        (
+            ("probe.every_steps", config.probe.every_steps, metric.startswith("kl/probe/")),
+            ("reference.kl_full_every", exact_every(config), is_exact(metric)),
         ),
-        error_if(
-            is_exact(metric) and exact_every(config) is None,
-            f"{key}: {metric} is measured only where reference.kl_full_every is set, here it is null",
-        ),
+    )
+    found = ((name, every) for name, every, holds in kinds if holds)
+    return tuple(
+        error_if(True, f"{key}: {metric} is measured only where {name} is set, here it is null")
+        if every is None
+        else warning_if(every > steps, f"{key}: {metric} is measured every {every} steps ({name}), and the run has {steps}")
+        for name, every in found
     )
 
 

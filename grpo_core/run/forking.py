@@ -7,6 +7,7 @@ beginning of the fork's own journal, marked as inherited: whoever reads it reads
 prompts are functions of the step, so a fork without changes is its parent, bit for bit.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from grpo_core.config.derived import optimizer_steps, repeatability
 from grpo_core.config.origin import Resolved
 from grpo_core.data.frozen_images import copy_of_run
 from grpo_core.data.prepare import load_frozen
-from grpo_core.errors import ConfigError, JournalError, raised_as, shown
+from grpo_core.errors import ConfigError, JournalError, ModelError, raised_as, shown
 from grpo_core.evaluation.results import facts_file, table_file
 from grpo_core.machine.disk import durable_folder, flush_all, link_or_copy, sha256_of
 from grpo_core.policy.saved import INITIAL_FILE, MANIFEST_FILE, checkpoint_name, list_checkpoints, step_of
@@ -55,7 +56,7 @@ def fork_of(run: str, overrides: Mapping[str, Any], parent: RunDir | None = None
     found, own, origin = checkpoints_of(parent), config_here(parent), parent.read_origin()
     done = {record.step: record for record in check_run(parent).history if record.kind == "step"}
     step = int(asked) if asked else max(found or done, default=0)
-    begun = max((of for of in found if of <= step), default=0)
+    begun = next((of for of in sorted(found, reverse=True) if of <= step and _is_whole(found[of])), 0)
     _refuse_step(run, parent, step, begun, max(done, default=0))
     load_frozen(parent.data)  # here, so that a message names the user's files and not the copies
     config = _configured(run, parent, overrides, step, begun)
@@ -119,6 +120,14 @@ def checkpoints_of(run_dir: RunDir) -> dict[int, Path]:
     """Return {step: checkpoint} of a run, and the one with which a fork has begun."""
     folders = (RunDir(run_dir.parent).checkpoints, run_dir.checkpoints)
     return {step_of(checkpoint): checkpoint for folder in folders for checkpoint in list_checkpoints(folder)}
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    from grpo_core.policy.checkpoint import verify_checkpoint  # it loads torch
+
+    with contextlib.suppress(ModelError):
+        return bool(verify_checkpoint(checkpoint))
+    return False
 
 
 def _refuse_step(run: str, parent: RunDir, step: int, begun: int, done: int) -> None:
@@ -195,7 +204,7 @@ def take_over(run_dir: RunDir, config: RunConfig, origin: Origin, source: RunDir
     _inherit(source, run_dir, step, is_judged_alike=not any(key.startswith(JUDGED_BY) for key in changes_between(was, config)))
     schedule, steps, before = config.optimizer.schedule, config.training.steps, was.training.steps
     rate = f"optimizer.schedule: the rate is that of {schedule} after step {step} of {steps}, no longer of {before}"
-    again = f"steps {saved + 1} to {step} are run again first, since the newest checkpoint before is of step {saved}"
+    again = f"steps {saved + 1} to {step} are run again first, since the newest whole checkpoint before is of step {saved}"
     notes = {again: saved < step, rate: schedule != "constant" and steps != before}
     return [f"forked from {begun['run']} at step {step}", *(note for note, holds in notes.items() if holds)]
 

@@ -54,6 +54,9 @@ class Watched:
 
 
 WATCHED = (
+    Watched(
+        key="eval/heldout/greedy_accuracy", name="accuracy on all held-out prompts", side="below", least=0.05, is_outcome=True
+    ),
     Watched(key="eval/heldout_sample/greedy_accuracy", name="held-out accuracy", side="below", least=0.05, is_outcome=True),
     Watched(key="reward/mean", name="reward", side="below", is_outcome=True),
     Watched(key="kl/init/drift", name="KL to the initial policy", side="above", least=0.5, is_square=True),

@@ -1,5 +1,6 @@
 """A fork is its parent up to a step and, unless it is told to differ, afterwards; the parent stays as it is."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -310,3 +311,13 @@ def test_other_processes_go_on_with_a_run(tiny_run: MakeRun, tmp_path: Path) -> 
     for key in ("reward/mean", "completion/tokens/mean", "progress/tokens"):
         assert last[key] == expected[key]
     assert last["kl/init/drift"] == pytest.approx(expected["kl/init/drift"], rel=1e-3)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tiny_run: MakeRun, tmp_path: Path) -> None:
+    parent = tiny_run(SETTINGS)
+    train(parent)
+    newest = list_checkpoints(parent.checkpoints)[-1]
+    os.truncate(newest / "policy" / "model.safetensors", 1000)
+    before = begin(f"{parent.path}@{int(newest.name[-6:])}", tmp_path / "fork", {"training.steps": 20, "loss.beta": 0.5})
+    assert before.read_origin().forked_from["checkpoint_step"] == int(newest.name[-6:]) - 2
+    assert len(list_checkpoints(before.parent / "checkpoints")) == 1

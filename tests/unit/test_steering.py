@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config import LossConfig
+from grpo_core.config import LossConfig, check_consistency, load_config
 from grpo_core.training.steering import SteeredBeta
 
 NAN = math.nan
@@ -69,3 +69,10 @@ def test_a_step_of_a_loss_that_was_not_steered_says_nothing() -> None:
     plain = SteeredBeta(loss=LossConfig(beta=0.3))
     plain.observe({"loss/beta": 2.0, "kl/init/full": 9.0, "ref/synced": 0.0})
     assert plain.beta == 0.3
+
+
+def test_a_drift_that_a_short_run_never_measures_is_a_warning() -> None:
+    control = {"loss.beta_control": {"metric": "kl/init/full", "target": 0.1}, "training.steps": 12}
+    text = "loss.beta_control.metric: kl/init/full is measured every 50 steps (reference.kl_full_every), and the run has 12"
+    assert text in check_consistency(load_config("sums_tiny_cpu", control))
+    assert text not in check_consistency(load_config("sums_tiny_cpu", control | {"reference.kl_full_every": 4}))
