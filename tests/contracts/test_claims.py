@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks import claims
 from grpo_core.machine.disk import read_json
-from grpo_core.sweep.preregistration import FACTS
+from grpo_core.sweep.preregistration import PLANNED
 
 PAGE = claims.ROOT / "docs" / "claims.md"
 
@@ -60,7 +60,9 @@ def _decimals(difference: str) -> int:
 def test_every_run_that_was_registered_is_there_and_began_after_it(name: str) -> None:
     sweep: Any = claims.load_sweep(claims.FILES / f"{name}.yaml").sweep
     table, registered = table_of(name), read_json(claims.RESULTS / f"{name}.json")
-    assert {key: registered[key] for key in FACTS} == {key: sweep.model_dump(mode="json")[key] for key in FACTS}
+    known = [key for key in PLANNED if key in registered]
+    assert {"claim", "primary", "settings", "axes", "seeds", "objective"} <= set(known)
+    assert {key: registered[key] for key in known} == {key: sweep.model_dump(mode="json")[key] for key in known}
     assert datetime.fromisoformat(registered["written"]) < min(map(datetime.fromisoformat, table["began"]))
     found = list(table[[*sweep.knobs, "seed"]].itertuples(index=False, name=None))
     wanted = [(*arm.values(), seed) for arm, seed in product(claims.grid(sweep), sweep.seeds)]
@@ -68,9 +70,11 @@ def test_every_run_that_was_registered_is_there_and_began_after_it(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["estimators", "moving_reference"])
-def test_what_is_compared_at_equal_drift_has_it(name: str) -> None:
-    drifts = table_of(name).groupby("setting")["drift"].mean()
-    assert drifts.to_numpy() == pytest.approx(claims.DRIFT, abs=0.02)
+def test_what_is_compared_at_equal_drift_has_it_but_for_plain_k3_which_varies(name: str) -> None:
+    drifts = table_of(name).groupby("setting")["drift"].agg(["mean", "std"]).drop(index="k3", errors="ignore")
+    assert drifts["mean"].to_numpy() == pytest.approx(claims.DRIFT, abs=0.015)
+    plain = table_of(name).query("setting == 'k3'")["drift"]
+    assert plain.empty or plain.std() > 5 * drifts["std"].max()
 
 
 def test_the_value_that_gives_a_drift_is_read_off_between_its_neighbours() -> None:
