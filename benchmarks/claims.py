@@ -244,9 +244,10 @@ def _note(one: Measured) -> str:
     if one.name != "estimators":
         return ""
     drifts = one.table.loc[one.table["setting"] == one.primary.first, "drift"]
+    ends = f"{drifts.min():.2f} and {drifts.max():.2f}"
     return (
-        f"**The drift of plain k3 cannot be matched.** With one β it ends between {drifts.min():.2f} and {drifts.max():.2f} nats "
-        f"a token, by seed; the others end at {DRIFT:.2f}, within 0.015 in the mean. So it is not held at their drift: it goes "
+        f"**The drift of plain k3 cannot be matched.** With one β it ends between {ends} nats a token, by seed;"
+        f" the others end at {DRIFT:.2f}, within 0.015 in the mean. So it is not held at their drift: it goes "
         "further and gets less right.\n\n"
     )
 
