@@ -199,7 +199,8 @@ def samples(
         echo()
         echo("   ".join(filter(None, [group.end, group.answer and f"gold {group.answer}", group.verdict])))
         for digest in group.images:
-            echo(f"     image {run.data / 'images' / digest}")
+            file = run.images / digest
+            echo(f"     image {file}{'' if file.is_file() else ' (missing)'}")
         lines = [
             (one.is_right, f"{one.line}   {one.tokens} tok · r {one.reward:.3g} · A {one.advantage:.2g}")
             for one in group.completions

@@ -100,6 +100,8 @@ def print_how_to_resume() -> None:
     for path, error in _left:
         if str(error).startswith("model.") and not RunDir(path).checkpoints.exists():
             continue  # this key's fault: the same configuration would meet the same model
+        if "/".join(RunDir(path).images.parts[-3:]) in str(error):
+            continue  # an image is missing or was changed: the command would meet it again
         from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
 
         command = command_that_resumes(path, has_prompts=isinstance(error, Exception))

@@ -32,7 +32,7 @@ from tasks.tracking.store import (
     read_tracked,
     tracking_uri,
 )
-from tasks.tracking.tables import log_completions
+from tasks.tracking.tables import log_completions, log_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -217,12 +217,11 @@ def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
         log_folder(client, tracked.run_id, folder, folder.name)
-    tables: dict[str, Any] = {f"completions_eval_{file.stem}": read_table(file) for file in run_dir.eval.glob("*.parquet")}
+    for file in run_dir.eval.glob("*.parquet"):
+        if (table := read_table(file)) is not None:
+            log_evaluation(client, tracked.run_id, f"completions_eval_{file.stem}", run_dir, table)
     if run_dir.journal_file.exists():
-        tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
-    for name, table in tables.items():
-        if table is not None:  # damaged
-            log_whole_table(client, tracked.run_id, name, table)
+        log_whole_table(client, tracked.run_id, SYNC_TABLE, sync_table(read_journal(run_dir.journal_file)))
     kept = kept_steps(run_dir)
     for name, place in {"first": 0, "middle": len(kept) // 2, "last": -1}.items() if kept else ():
         log_completions(client, tracked.run_id, f"completions_{name}_step", run_dir, kept[place])

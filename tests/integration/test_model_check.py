@@ -81,7 +81,7 @@ def test_a_checkpoint_and_a_run_point_at_their_policy(tmp_path: Path) -> None:
         require_model(str(policy.parent))
 
 
-def test_a_resume_that_would_meet_the_same_model_is_not_proposed(
+def test_a_resume_that_would_meet_the_same_model_or_image_is_not_proposed(
     tiny_run: Callable[..., RunDir], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def proposed(message: str) -> bool:
@@ -96,6 +96,8 @@ def test_a_resume_that_would_meet_the_same_model_is_not_proposed(
     assert proposed("rewards.0.fn: raised KeyError")
     run_dir.checkpoints.mkdir()
     assert proposed("model.source: llama in folder: it cannot be loaded")
+    assert not proposed(f"{run_dir.images / (64 * 'd')}: an image of the frozen prompts cannot be read (No such file)")
+    assert proposed(f"{run_dir.path.parent}/other/data/images/{64 * 'd'}: was changed")
 
 
 @pytest.mark.proof
