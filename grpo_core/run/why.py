@@ -98,7 +98,7 @@ def first_moves(curves: Sequence[tuple[Watched, Curve]]) -> list[Move]:
 def first_move(figure: Watched, steps: Sequence[int], values: Floats) -> Move | None:
     """Return where a figure leaves its band; None where it does not.
 
-    >>> first_move(WATCHED[4], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).text
+    >>> first_move(WATCHED[5], range(1, 16), np.array([4.0, 4.2] * 6 + [9.0, 9.5, 9.1])).text
     'step 13: completion length 9, above 5.58 (band 2.62 to 5.58 of steps 1 to 12)'
     """
     metric = find_metric(figure.key)

@@ -269,12 +269,13 @@ def spent_budget(budget: BudgetConfig, runs: Iterable[SweepRun]) -> str | None:
     read = [] if budget.hours is None and budget.tokens is None else list(runs)
     if budget.hours is not None and covered_seconds(span for run in read for span in run.spans) >= 3600 * budget.hours:
         return f"budget.hours: {budget.hours:g} are spent"
+    if budget.tokens is None:
+        return None
     # A counter, which a fork goes on with.
     of_steps = ([record for record in run.records if record.kind == "step"] for run in read)
     counts = [[(int(one.metrics["progress/generated_tokens"]), is_inherited(one)) for one in steps] for steps in of_steps]
     tokens = sum(max(run, default=(0,))[0] - max((count for count, of_parent in run if of_parent), default=0) for run in counts)
-    is_spent = budget.tokens is not None and tokens >= budget.tokens
-    return f"budget.tokens: {tokens} of {budget.tokens} are spent" if is_spent else None
+    return f"budget.tokens: {tokens} of {budget.tokens} are spent" if tokens >= budget.tokens else None
 
 
 def outcome_of(run: SweepRun, failure: str | None) -> Outcome:
