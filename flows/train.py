@@ -30,7 +30,7 @@ from grpo_core.config.loading import KNOBS
 from tasks.process.child import evaluate_policy, release_monitor, run_training_process
 from tasks.run.inputs import check_machine, prepare_data, prepare_model
 from tasks.run.monitoring import monitor
-from tasks.run.reporting import RunSummary, report_run
+from tasks.run.reporting import RunSummary, conclude, report_run
 from tasks.run.setup import Repair, hold_run, open_reproduction, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
@@ -163,4 +163,4 @@ def run_training(run_path: Path, *, is_new: bool = False) -> RunSummary:
             alerts = watching.result()
             evaluate_policy(run_path, "final")
             summary = report_run(run_path, tracked, alerts)
-            return replace(summary, problems=track_results(run_path, tracked, "FINISHED"))
+            return conclude(replace(summary, problems=track_results(run_path, tracked, "FINISHED")))

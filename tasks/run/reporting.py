@@ -46,8 +46,8 @@ class RunSummary:
     """Of a reproduction: whether it is the run that it repeats; None for any other run."""
 
 
-def conclude(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -> RunSummary:
-    """Write the page of a run, and then summary.json, which says that its flow is complete; return what the run has reached.
+def summarise(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -> RunSummary:
+    """Write the page of a run; return what the run has reached.
 
     Args:
         run_dir: of the run.
@@ -72,14 +72,20 @@ def conclude(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = ()) -
         is_identical=repeated.is_identical if repeated else None,
     )
     write_page(run_dir, tracked.places)
-    write_json(run_dir.summary_file, {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")})
+    return summary
+
+
+def conclude(summary: RunSummary) -> RunSummary:
+    """Write summary.json, which says that the flow of a run is complete, its MLflow run too: the last thing that it does."""
+    facts = {key: getattr(summary, key) for key in ("status", "reason", "alerts", "facts")}
+    write_json(RunDir(summary.run_path).summary_file, facts)
     return summary
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
-    """Write the page and the summary of a run, and keep the facts as an artifact of the flow run."""
-    summary = conclude(RunDir(run_path), tracked, alerts)
+    """Write the page of a run, and keep the facts as an artifact of the flow run."""
+    summary = summarise(RunDir(run_path), tracked, alerts)
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
     markdown = markdown_report(f"GRPO run {tracked.name}", whereabouts(tracked, "page", RunDir(run_path).page), facts)
     with prefect_may_be_away(REPORT_RETRIES):

@@ -212,7 +212,7 @@ def _log_artifacts(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     from grpo_core.run.curves import read_table, sync_table
     from grpo_core.run.samples import kept_steps
 
-    for file in (run_dir.page, run_dir.summary_file, run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
+    for file in (run_dir.page, run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):

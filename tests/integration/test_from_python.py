@@ -146,6 +146,6 @@ def test_the_script_of_the_page_trains_on_its_function_and_rows() -> None:
     (path,) = Path("runs").iterdir()
     run = Run(path)
     assert run.last_step == 2
-    assert sorted(file.suffix for file in run.dir.given.iterdir()) == [".jsonl", ".py"]
+    assert sorted(file.suffix for file in run.dir.given.iterdir() if file.is_file()) == [".jsonl", ".py"]
     assert run.config.rewards[0].fn.endswith(":right")
     assert run.evaluations["num_prompts"].tolist() == [10, 10]

@@ -20,7 +20,7 @@ from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
 from grpo_core.training import EVALUATE
 from grpo_core.training.__main__ import main
-from tasks.run.reporting import conclude
+from tasks.run.reporting import summarise
 from tasks.tracking.store import TrackedRun
 
 pytestmark = pytest.mark.proof
@@ -56,7 +56,7 @@ def accuracy_of(records: Sequence[Record], step: int) -> float:
 
 def shown(run_dir: RunDir) -> str:
     """Return the facts of a run's report, which `grpo train` prints and a flow returns to Python."""
-    report = conclude(run_dir, TrackedRun(uri="sqlite:///none.db", experiment_id="1", run_id="2", name="a run"))
+    report = summarise(run_dir, TrackedRun(uri="sqlite:///none.db", experiment_id="1", run_id="2", name="a run"))
     return "\n".join(report.facts)
 
 

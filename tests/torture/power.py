@@ -29,7 +29,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.resuming import check_resumable
 from grpo_core.training import from_python
-from tasks.run.reporting import conclude
+from tasks.run.reporting import conclude, summarise
 from tasks.tracking.store import TrackedRun, read_tracked
 from tests.conftest import build_values, write_model
 from tests.torture.compare import checkpoint_differences, journal_differences, table_differences
@@ -79,7 +79,7 @@ def live(root: Path) -> list[str]:
         from_python.resume_training(run_dir.path, progress=False)
     else:
         from_python.train(_config(root), run_dir=run_dir.path, progress=False)
-    report = conclude(run_dir, read_tracked(run_dir))
+    report = conclude(summarise(run_dir, read_tracked(run_dir)))
     for _ in range(2):
         export_policy(run_dir, ExportWish(), root / "out")
     return [*said, *report.facts]
