@@ -133,7 +133,7 @@ def test_the_card_gives_the_second_level_minus_the_first_as_the_t_test_does(leve
     wide, narrow = (", ".join(f"{end:.3f}" for end in test.confidence_interval(level)) for level in (0.95, 0.9))
     assert (card.title, card.claim) == ("Claim (a paper): it is better", "refuted" if is_turned else "shown")
     assert card.detail == (
-        f"{second} minus {first}: {MINUS if is_turned else '+'}0.055 accuracy, "
+        f"{second} minus {first}: {MINUS if is_turned else '+'}0.055 accuracy over 4 seeds, "
         f"95 % [{wide}], 90 % [{narrow}]; claimed +0.050, margin 0.020"
     )
 
@@ -145,7 +145,9 @@ def test_the_report_says_in_what_settings_by_name_do_not_compare() -> None:
     (card,) = [card for card in answer(find(runs)).cards if card.title == "Not compared like with like"]
     assert card.claim == "settings have other prompts, also held-out ones"
     assert card.detail.startswith("runs differ in rollout.temperature: their KL figures")
-    assert "runs differ in rollout.temperature" in render_page(find(runs)).partition('id="sure"')[2]
+    page = render_page(find(runs))
+    assert "runs differ in rollout.temperature" in page.partition('id="sure"')[2]
+    assert "<dd>b: rollout.temperature 0.7, data.seed 2</dd>" in page
 
 
 def test_a_run_is_found_by_its_setting_and_has_a_name_that_fits(tmp_path: Path) -> None:

@@ -207,16 +207,17 @@ def _claim_cards(findings: Findings) -> Iterator[Card]:
     if claim is None or primary is None or not found:
         return
     second, first = map(as_level, (primary.second, primary.first))
-    sign = 1 if found[0].second == second else -1
+    differences = [one if found[0].second == second else -one for one in found[0].differences]
+    given = verdict(differences, effect=claim.effect, margin=claim.margin)
     asked = f"{level_name(primary.knob, second)} minus {level_name(primary.knob, first)}"
-    given = verdict([sign * one for one in found[0].differences], effect=claim.effect, margin=claim.margin)
+    over = f"{_unit(findings.sweep, 'objective')} over {counted(len(differences), 'seed')}"
     spans = (f"{level} % [{plain(low)}, {plain(high)}]" for level, (low, high) in ((95, given.interval), (90, given.narrow)))
     stated = f"claimed {signed(claim.effect)}, margin {plain(claim.margin)}"
     yield Card(
         title=f"Claim ({claim.source}): {claim.says}",
         claim=given.word,
-        detail=f"{asked}: {signed(given.mean)} {_unit(findings.sweep, 'objective')}, {', '.join(spans)}; {stated}",
-        section="effects",
+        detail=f"{asked}: {signed(given.mean)} {over}, {', '.join(spans)}; {stated}",
+        section="plan",
     )
 
 
