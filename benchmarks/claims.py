@@ -171,9 +171,9 @@ files, not this page.
 Six claims about GRPO, each a sweep of a tiny model on sums
 ([configs/sweeps/claims](../configs/sweeps/claims)): 512 completions a step, 60 steps, 8 seeds, and
 400 held-out prompts with 16 completions each. The claim, the effect that is expected and the margin
-are in the file, and registered before the first run. Where estimators or references are compared,
-each setting has the β with which it drifts as far as the others, found on seeds that no claim uses
-([matching](../configs/sweeps/claims/matching)).
+are in the file, and registered before the first run. Where estimators, or fixed and moving
+references, are compared, each setting has the β with which it drifts as far as the others, found on
+seeds that no claim uses ([matching](../configs/sweeps/claims/matching)).
 
 - **Shown**, **refuted**: the 95 % interval over seeds excludes 0, on the claimed side or the other.
 - **Equivalent within the margin**: the 90 % interval is inside it, whether or not there is a

@@ -63,7 +63,8 @@ def _check_text(value: str) -> str:
 
 
 Text = Annotated[str, Field(max_length=MOST_TEXT), AfterValidator(_check_text)]
-Title = Annotated[str, Field(min_length=1, max_length=500)]
+MOST_TITLE = 500
+Title = Annotated[str, Field(min_length=1, max_length=MOST_TITLE)]
 """What people name something; whatever it holds, it is shown as text."""
 Column = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 """Name of a column, as the data has it: blanks around it belong to it."""

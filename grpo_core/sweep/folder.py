@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_core.config.loading import dump_yaml
+from grpo_core.config.section import MOST_TITLE
+from grpo_core.config.spelling import SETTING, cut
 from grpo_core.errors import SweepError, raised_as
 from grpo_core.machine.disk import append_json, read_json, read_lines, write_json, write_whole
 from grpo_core.run.flow_folder import FlowDir, Place
@@ -161,10 +163,11 @@ class StoredSweep:
         Raises:
             ConfigError: the arm cannot keep the sweep's invariant.
         """
+        named = {key: level for key, level in arm.values.items() if key == SETTING}
         return {
             **self.plan.sweep.overrides,
             **arm_overrides(self.plan.sweep, self.plan.base, arm.values),
             "training.seed": seed,
-            "tracking.run_name": arm.run_name(seed),
-            "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}"},
+            "tracking.run_name": cut(arm.run_name(seed), MOST_TITLE),
+            "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}", **named},
         }

@@ -168,8 +168,9 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
         ("runs.", sweep.runs, "deployment", sweep.runs.where == "local", "runs.where local"),
         ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
     ]
-    own = [key for values in sweep.settings.values() for key in values if _is_sweeps(key)] or [""]
-    twice = [f"{name}.{key}" for name, values in sweep.settings.items() for key in values if key in sweep.overrides] or [""]
+    keys = [(name, key) for name, values in sweep.settings.items() for key in values]
+    own = [key for _, key in keys if _is_sweeps(key)] or [""]
+    twice = [f"{name}.{key}" for name, key in keys if any(f"{one}.".startswith(f"{key}.") for one in sweep.overrides)] or [""]
     return {
         f"settings.{twice[0]}: also among overrides; give it once": bool(twice[0]),
         f"settings: {own[0]} is set by the sweep itself": bool(own[0]),
@@ -190,20 +191,17 @@ def _key_faults(sweep: SweepConfig) -> dict[str, bool]:
         "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
         f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, completions or "
         "tokens": group_size and sweep.hold is None,
-        "claim: is about primary.first and primary.second; name the question": sweep.claim is not None
-        and (sweep.primary is None or sweep.primary.levels is None),
         f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size and sweep.hold is not None,
-        f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
-            sweep.hold is not None and PROMPTS in sweep.axes
+        f"{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
+            sweep.hold is not None and PROMPTS in sweep.changed
         ),
     }
 
 
 def _axis_faults(sweep: SweepConfig, key: str, axis: Axis) -> dict[str, bool]:
     """Return message -> whether an axis varies nothing, something twice, or what the sweep itself sets."""
-    named = sweep.settings if key == SETTING else {}
-    strange = [value for value in (axis if isinstance(axis, tuple) and named else ()) if value not in named] or [""]
     is_range, values = isinstance(axis, Range), () if isinstance(axis, Range) else axis
+    strange = [shown(one) for one in values or (axis,) if key == SETTING and one not in list(sweep.settings)] or [""]
     written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in values]
     twice = [one for one in sweep.overrides if f"{one}.".startswith(f"{key}.")]
     doubles = [value for value in written if written.count(value) > 1] or [""]
@@ -211,7 +209,7 @@ def _axis_faults(sweep: SweepConfig, key: str, axis: Axis) -> dict[str, bool]:
         f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`": _is_sweeps(key),
         f"axes.{key}: also among overrides ({', '.join(f'{one} {shown(sweep.overrides[one])}' for one in twice)}); give it "
         "once": bool(twice),
-        f"axes.{key}: {shown(strange[0])} is not among settings": bool(strange[0]),
+        f"axes.{key}: {strange[0]} is not among settings": bool(strange[0]),
         f"axes.{key}: also in settings; give it once": any(key in of_setting for of_setting in sweep.settings.values()),
         f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values": (
             is_range and sweep.sampler == "grid"
@@ -226,17 +224,20 @@ def _is_sweeps(key: str) -> bool:
 
 
 def _primary_faults(sweep: SweepConfig) -> dict[str, bool]:
-    """Return message -> whether the arms cannot answer the question so."""
-    primary = sweep.primary
+    """Return message -> whether the arms cannot answer the question so, or not decide what is claimed of it."""
+    primary, claim = sweep.primary, sweep.claim
+    faults = {
+        "claim: is about primary.first and primary.second of a grid; name the question": claim is not None
+        and (sweep.sampler != "grid" or primary is None or primary.levels is None),
+        f"claim.effect: {claim and claim.effect} is within claim.margin {claim and claim.margin}, where no difference matters; "
+        "give 0 or a larger one": claim is not None and 0 < abs(claim.effect) < claim.margin,
+    }
     if primary is None:
-        return {}
-    axis, asked = (
-        sweep.axes.get(primary.knob),
-        {} if primary.levels is None else {"first": primary.first, "second": primary.second},
-    )
+        return faults
+    axis, asked = sweep.axes.get(primary.knob), {} if primary.levels is None else primary.model_dump(exclude={"knob"})
     values = axis if isinstance(axis, tuple) else ()
     unknown = [f"primary.{name}: {shown(value)}" for name, value in asked.items() if value not in values] or [""]
-    return {
+    return faults | {
         f"primary.knob: {primary.knob} is not swept; name one of {', '.join(sweep.axes)}": axis is None,
         f"primary.first: {primary.knob} is a range, whose values are not known; name the knob alone": (
             isinstance(axis, Range) and bool(asked)
@@ -247,6 +248,10 @@ def _primary_faults(sweep: SweepConfig) -> dict[str, bool]:
 
 def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     """Refuse a sweep in which an axis has no effect, or not alone its own, or whose objective some arm does not measure."""
+    names = defaultdict[str, list[str]](list)
+    for values, config in zip(grid(sweep), configs, strict=True):
+        names[config.model_dump_json()].append(arm_name(values))
+    same = next((arms for arms in names.values() if len(arms) > 1), [])
     idle = sum(derived.is_single_update(config) and derived.is_always_synced(config) for config in configs)
     moved, objective = sum(config.reference.sync_when is not None for config in configs), sweep.objective
     wrong, example = "is no such metric; METRICS.md lists them, for example", "eval/heldout/pass_at_1 or reward/mean"
@@ -259,6 +264,7 @@ def _check_arms(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
             "one update a rollout), so every β is the same there; sync more rarely": BETA in sweep.axes and idle > 0,
             f"axes.{SYNC}: in {moved} of {len(configs)} settings reference.sync_when synchronises the reference as well, so "
             "the levels are not when it moves (null is not never); leave one of them out": SYNC in sweep.axes and moved > 0,
+            f"settings: {first_few(same)} are the same configuration; leave one out": bool(same),
             f"objective.metric: {metric!r} {wrong} {example}": find_metric(metric) is None,
             f"objective.kl_metric: {kl_metric!r} {wrong} kl/init/seq": not (
                 find_metric(kl_metric) is not None and kl_metric.startswith("kl/")

@@ -79,7 +79,8 @@ def departures(stored: StoredSweep, rows: Sequence[Mapping[str, Any]]) -> tuple[
         SweepError, f"{file}: cannot be read ({{cause}})", OSError, ValueError, LookupError, TypeError, AttributeError
     ):
         registered, sweep = read_json(file), stored.plan.sweep.model_dump(mode="json")
-        return str(registered["written"]), (*_of_plan(registered, sweep), *_of_runs(registered, sweep, rows))
+        changed = stored.plan.sweep.changed
+        return str(registered["written"]), (*_of_plan(registered, sweep), *_of_runs(registered, changed, rows))
 
 
 def _of_plan(registered: Mapping[str, Any], sweep: Mapping[str, Any]) -> Iterator[str]:
@@ -92,11 +93,10 @@ def _of_plan(registered: Mapping[str, Any], sweep: Mapping[str, Any]) -> Iterato
             yield f"{name}: {shown(new)}, registered was {shown(old)}"
 
 
-def _of_runs(registered: Mapping[str, Any], sweep: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _of_runs(registered: Mapping[str, Any], changed: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if failed := sum(row["status"] == "failed" for row in rows):
         yield f"{counted(failed, 'failed run')} left out"
     known = [RunDir(Path(row["run_dir"])).read_provenance() for row in rows]
-    changed = [*sweep["axes"], *(key for of_setting in sweep["settings"].values() for key in of_setting)]
     changes_prompts = any(key.startswith("data.") for key in changed)  # on purpose, so it is no departure
     for key, name in OF_RUNS.items():
         others = [str(facts[key]) for facts in known if facts.get(key) not in (None, registered[key])]

@@ -106,6 +106,11 @@ class PrimaryConfig(Section):
     second: Any = None
     """The value that is compared with `first`."""
 
+    @field_validator("first", "second")
+    @classmethod
+    def _as_axes_have_it(cls, level: Any) -> Any:
+        return list(level) if isinstance(level, tuple) else level
+
     @property
     def levels(self) -> tuple[Any, Any] | None:
         """The two values; None where all are compared."""
@@ -120,7 +125,8 @@ class ClaimConfig(Section):
     source: Text
     """Where it is made, for example a paper and its number."""
     effect: float = Field(ge=-1e9, le=1e9)
-    """The expected difference in the objective, `primary.second` minus `primary.first`; 0 = that there is none."""
+    """The expected difference in the objective, `primary.second` minus `primary.first`, not within `margin`; 0 = that there is
+    none."""
     margin: float = Field(gt=0, le=1e9)
     """The smallest difference that matters: within it, the two are equivalent."""
     limits: Text
@@ -209,7 +215,7 @@ class SweepConfig(Section):
     value, which must be one of the axis, and the others are forked from that one's run. {} = from the first step on."""
     overrides: PlainValues = Field(default={})
     """Keys of the base that are changed for all arms: {key.path: value}."""
-    settings: Mapping[str, PlainValues] = Field(default={})
+    settings: Mapping[Text, PlainValues] = Field(default={})
     """{name: {key.path: value}}: whole settings by name, for what differs in several keys at once; an axis called `setting`."""
     axes: Mapping[str, Axis] = Field(min_length=1)
     """{key.path: values}; a range {low, high, log, step} where a sampler searches."""

@@ -13,10 +13,10 @@ from grpo_core.config.origin import flatten
 from grpo_core.config.spelling import SETTING
 from grpo_core.errors import shown
 from grpo_core.run.forking import KEPT
-from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.arms import Arm, Values, arm_config, arm_overrides
 from grpo_core.sweep.schema import SweepConfig
 
-SYNC, MIXUP, BY_DRIFT = "reference.sync_steps", "reference.mixup_alpha", "reference.sync_when"
+SYNC, MIXUP = "reference.sync_steps", "reference.mixup_alpha"
 
 
 def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) -> dict[int, tuple[int, int]]:
@@ -28,7 +28,8 @@ def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) 
     """
     if not (sweep.runs.share or sweep.from_step):
         return {}
-    config = validate_config(base)
+    own = {number: arm_overrides(sweep, base, arm.values) for number, arm in arms.items()}
+    configs = {number: arm_config(sweep, base, arm.values) for number, arm in arms.items()}
     # First those with the base's values of the keys that change late.
     left = sorted(arms, key=lambda one: (not _is_base(base, {key: arms[one].values[key] for key in sweep.from_step}), one))
     found: dict[int, tuple[int, int]] = {}
@@ -39,7 +40,7 @@ def forks(sweep: SweepConfig, base: Mapping[str, Any], arms: Mapping[int, Arm]) 
         if (steps := nearest[taken][0]) > 0:
             found[taken] = nearest[taken][1], steps
         for number in left:
-            steps = _in_common(sweep, config, arms[taken], arms[number])
+            steps = _in_common(sweep, (own[taken], own[number]), (configs[taken], configs[number]))
             if steps > nearest[number][0]:
                 nearest[number] = steps, taken
     return found
@@ -49,8 +50,7 @@ def fork_faults(sweep: SweepConfig, base: Mapping[str, Any]) -> dict[str, bool]:
     """Return message -> whether the runs of a sweep cannot be forked as it says."""
     late, on_this_machine = ", ".join(sweep.from_step), sweep.runs.where == "local"
     is_plain = sweep.sampler == "grid" and not sweep.pruner.is_on and on_this_machine
-    of_settings = [key for setting in sweep.settings.values() for key in setting]
-    changed = [*sweep.from_step, *((*sweep.axes, *of_settings, *sweep.overrides) if sweep.fork else ())]
+    changed = [*sweep.from_step, *((*sweep.changed, *sweep.overrides) if sweep.fork else ())]
     kept = [key for key in changed if f"{key}.".startswith(KEPT)] or [""]
     faults = {
         "runs.share: is for grids on this machine, without pruner and fork; leave it out": sweep.runs.share
@@ -59,6 +59,8 @@ def fork_faults(sweep: SweepConfig, base: Mapping[str, Any]) -> dict[str, bool]:
         and not (is_plain and sweep.fork is None),
         f"from_step.{late}: must be among axes": not set(sweep.from_step) <= set(sweep.axes) - {SETTING},
         f"from_step.{late}: must change after the same step": len(set(sweep.from_step.values())) > 1,
+        f"from_step.{late}: is for runs of one length; leave training.steps out of axes and settings": bool(late)
+        and "training.steps" in sweep.changed,
         "fork: is for runs on this machine": sweep.fork is not None and not on_this_machine,
         f"{kept[0]}: cannot change; a fork keeps the model and the prompts of its parent": bool(kept[0]),
     }
@@ -80,14 +82,21 @@ def _is_base(base: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     return validate_config(apply_overrides(base, values)) == validate_config(base)
 
 
-def _in_common(sweep: SweepConfig, config: RunConfig, one: Arm, other: Arm) -> int:
-    """Return how many steps two arms' runs of a seed have in common, one of which is forked from the other."""
-    syncs = [steps for arm in (one, other) if (steps := arm.values.get(SYNC, config.reference.sync_steps)) is not None]
-    is_by_drift = config.reference.sync_when is not None or any(key.startswith(BY_DRIFT) for key in one.values)
-    before_sync = min(syncs, default=config.training.steps) - 1 if sweep.runs.share and not is_by_drift else 0
-    different = [key for key in one.values if one.values[key] != other.values[key]]
+def _in_common(sweep: SweepConfig, own: tuple[Values, Values], configs: tuple[RunConfig, RunConfig]) -> int:
+    """Return how many steps two arms' runs of a seed have in common, one of which is forked from the other.
+
+    Args:
+        sweep: the sweep.
+        own: what each arm changes of the base.
+        configs: of each arm.
+    """
+    least = min(config.training.steps for config in configs)
+    syncs = [config.reference.sync_steps or least for config in configs]
+    is_by_drift = any(config.reference.sync_when is not None for config in configs)
+    before_sync = min(syncs) - 1 if sweep.runs.share and not is_by_drift else 0
+    different = [key for key in {**own[0], **own[1]} if own[0].get(key, own) != own[1].get(key, own)]
     ends = [sweep.from_step.get(key, before_sync if key in (SYNC, MIXUP) else 0) for key in different]
-    return max(0, min([*ends, config.training.steps - 1]))
+    return max(0, min([*ends, least - 1]))
 
 
 def sharing_note(begun: Sequence[int], runs: int, steps: int) -> list[str]:

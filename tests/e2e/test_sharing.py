@@ -47,18 +47,27 @@ def trained_alone(run: RunDir, folder: Path) -> RunDir:
     return whole
 
 
-def test_the_runs_of_a_sweep_that_shares_its_beginnings_have_the_figures_of_whole_ones(grpo: Any, folder: Path) -> None:
-    shared = sweep(grpo, folder, "shared", {"axes": {SYNC: [None, 12, 8]}, "runs": {"share": True}})
-    again = 0
-    for arm in range(3):
+@pytest.mark.parametrize(
+    ("name", "keys", "inherited"),
+    [
+        ("shared", {"axes": {SYNC: [None, 12, 8]}}, [0, 11, 7]),
+        ("shared-settings", {"settings": {"late": {SYNC: 12}, "early": {SYNC: 8, "reference.mixup_alpha": 0.5}}}, [0, 7]),
+    ],
+)
+def test_the_runs_of_a_sweep_that_shares_its_beginnings_have_the_figures_of_whole_ones(
+    grpo: Any, folder: Path, name: str, keys: dict[str, Any], inherited: list[int]
+) -> None:
+    shared = sweep(grpo, folder, name, {**keys, "runs": {"share": True}})
+    found = []
+    for arm in range(len(inherited)):
         run = shared.run_dir(arm, 0)
-        one, other = (read_journal(of.journal_file) for of in (trained_alone(run, folder / f"alone-{arm}"), run))
+        one, other = (read_journal(of.journal_file) for of in (trained_alone(run, folder / f"{name}-alone-{arm}"), run))
         compared = compare_journals(one, other)
         assert compared.steps == STEPS
         assert compared.is_identical, compared.differences[:3]
-        again += sum(record.kind == "step" and is_inherited(record) for record in other)
-    assert again == 11 + 7
-    assert "2 of 3 runs are forked" in shared.page.read_text()
+        found.append(sum(record.kind == "step" and is_inherited(record) for record in other))
+    assert found == inherited
+    assert f"{len(inherited) - 1} of {len(inherited)} runs are forked" in shared.page.read_text()
     assert "18 of 48 steps (38%) are not run again" in shared.page.read_text()
 
 

@@ -32,6 +32,14 @@ def test_settings_are_the_same_until_the_first_sync_of_either() -> None:
     assert forks_of(SYNCS)[0] == {}  # unless it is asked for
 
 
+def test_syncs_that_named_settings_decide_end_the_common_part_too() -> None:
+    early, late = {"reference.sync_steps": 3}, {"reference.sync_steps": 6}
+    values = {**SYNCS, "axes": {"reference.mixup_alpha": [0.5, 1.0]}, "runs": {"share": True}}
+    assert forks_of({**values, "settings": {"early": early, "late": late}})[0] == {1: (0, 2), 2: (0, 2), 3: (2, 5)}
+    by_drift = {"reference.sync_steps": None, "reference.sync_when": {"metric": "kl/ref/drift", "above": 0.1}}
+    assert forks_of({**values, "settings": {"by drift": by_drift, "late": late}})[0] == {3: (2, 5)}
+
+
 def test_what_was_shared_is_counted_in_steps() -> None:
     assert sharing_note([], 4, 40) == []
     assert sharing_note([19, 19], 4, 40) == [
@@ -123,6 +131,10 @@ def test_a_run_waits_for_the_end_of_the_one_from_which_it_is_forked() -> None:
         ({"from_step": {"loss.beta": 5}}, "from_step.loss.beta: must be among axes"),
         ({"from_step": {"reference.sync_steps": 999}}, "from_step.reference.sync_steps: 999 must be less than"),
         ({"axes": {"loss.beta": [0.3, 3.0]}, "from_step": {"loss.beta": 5}}, "from_step.loss.beta: 1.0, which all runs have"),
+        (
+            {"axes": {"loss.beta": [1, 3.0], "training.steps": [4, 9]}, "from_step": {"loss.beta": 5}},
+            "from_step.loss.beta: is for runs of one length",
+        ),
         ({"axes": {"loss.bta": [0.3, 3.0]}, "from_step": {"loss.bta": 5}}, r"did you mean loss\.beta"),
         (
             {"axes": {"loss.beta": [1, 3.0], "optimizer.lr": [0.0003, 1]}, "from_step": {"loss.beta": 5, "optimizer.lr": 6}},

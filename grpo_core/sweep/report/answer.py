@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from grpo_core.config.spelling import level_name
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import (
@@ -30,7 +31,7 @@ from grpo_core.sweep.plan import OF_PROMPTS
 from grpo_core.sweep.report.words import Chip, association_words, chip, high_and_low, strength
 from grpo_core.sweep.statistics.effects import Difference, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure, ranked_arms
-from grpo_core.sweep.statistics.runs import SweepRuns, is_number, mean
+from grpo_core.sweep.statistics.runs import SweepRuns, as_level, is_number, mean
 from grpo_core.sweep.statistics.verdict import verdict
 
 MORE_SEEDS = 2
@@ -205,15 +206,18 @@ def _claim_cards(findings: Findings) -> Iterator[Card]:
     found = [one for one in findings.question if isinstance(one, Difference) and not one.is_interim]
     if claim is None or primary is None or not found:
         return
-    sign = 1 if found[0].second == primary.second else -1
-    given = verdict([sign * one for one in found[0].differences], effect=claim.effect, margin=claim.margin)
+    second, first = map(as_level, (primary.second, primary.first))
+    differences = [one if found[0].second == second else -one for one in found[0].differences]
+    given = verdict(differences, effect=claim.effect, margin=claim.margin)
+    asked = f"{level_name(primary.knob, second)} minus {level_name(primary.knob, first)}"
+    over = f"{_unit(findings.sweep, 'objective')} over {counted(len(differences), 'seed')}"
     spans = (f"{level} % [{plain(low)}, {plain(high)}]" for level, (low, high) in ((95, given.interval), (90, given.narrow)))
     stated = f"claimed {signed(claim.effect)}, margin {plain(claim.margin)}"
     yield Card(
         title=f"Claim ({claim.source}): {claim.says}",
         claim=given.word,
-        detail=f"difference {signed(given.mean)}, {', '.join(spans)}; {stated}",
-        section="effects",
+        detail=f"{asked}: {signed(given.mean)} {over}, {', '.join(spans)}; {stated}",
+        section="plan",
     )
 
 
@@ -254,11 +258,11 @@ def _unlike(sweep: SweepRuns) -> Iterator[str]:
         less, more = sizes[:: -(len(sizes) - 1)] if is_fixed else sizes[:: len(sizes) - 1]
         often, what = "twice" if times == 2 else f"{times:.3g} times", "prompts" if is_fixed else "completions"
         yield f"G {more} saw {often} the {what} of G {less} (hold: {sweep.config.hold or 'nothing'})"
-    if any(key in OF_PROMPTS or key.startswith("data.task_args.") for key in sweep.varied):
+    if any(key in OF_PROMPTS or key.startswith("data.task_args.") for key in sweep.differing):
         yield "settings have other prompts, also held-out ones"
     if most >= UNLIKE * least > 0:
         yield f"{long} generated {most / least:.2g} times the tokens of {short}"
-    yield from kl_lines(sweep.varied)
+    yield from kl_lines(sweep.differing)
 
 
 def _next(findings: Findings) -> Iterator[Next]:

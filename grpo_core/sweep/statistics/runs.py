@@ -226,6 +226,11 @@ class SweepRuns:
         """Knobs that took more than one value."""
         return [knob for knob in self.config.knobs if len(self.levels(knob)) > 1]
 
+    @property
+    def differing(self) -> list[str]:
+        """Keys in which its settings differ: knobs that took more than one value, and what settings by name change."""
+        return [key for key in self.config.changed if key in self.varied or key not in self.config.knobs]
+
     def settings(self, knobs: Sequence[str]) -> Settings:
         """Return levels of some knobs -> arms, for each setting of the others; a sampler may have drawn an arm twice."""
         found: dict[Levels, dict[Levels, list[int]]] = {}
