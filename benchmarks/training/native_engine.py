@@ -84,9 +84,9 @@ class Passes:
     """Counts the passes of this process without gradient over all completions, by the phase of the step."""
 
     def __init__(self) -> None:
-        """Count from now on: `measure` is one pass, `exact_kl` one of each policy."""
+        """Count from now on: `exact_kl` is a pass of each policy."""
         self._phase, self._counts = "logps", Counter[str]()
-        for name, times in (("measure", 1), ("exact_kl", 2)):
+        for name, times in (("logps", 1), ("measure", 1), ("exact_kl", 2)):
             setattr(Policy, name, self._counted(getattr(Policy, name), times))
         update = Updater.update
 
