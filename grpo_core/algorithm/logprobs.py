@@ -26,7 +26,7 @@ def token_logps(
     temperature: float,
     chunk_tokens: int | None = None,
 ) -> Float[Tensor, " N"]:
-    """Return [N] log pi(token) of the temperature-scaled policy in fp32; the arguments are those of `token_logps_and_entropy`."""
+    """Return [N] log pi(token) of the temperature-scaled policy in fp32; the arguments are as in `token_logps_and_entropy`."""
 
     def chunk(states: Tensor, ids: Tensor) -> Tensor:
         return _of_tokens(_all_logps(states, head, temperature), ids)
