@@ -75,7 +75,7 @@ def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> d
     """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
     folder = scratch / workload.name
     steps = turns.measure(workload, ENGINES, folder)["native"].steps
-    floor = turns.floor(steps[-1], folder / "native")
+    floor = turns.floor(steps, folder / "native")
     counted = steps[options.warm_up :]
     return {
         "group_size": workload.group_size,

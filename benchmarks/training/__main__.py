@@ -33,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 folder = Path(scratch) / f"{name}-{dtype}"
                 measured = turns.measure(workload, engines, folder)
                 first = next(iter(measured))
-                floor = turns.floor(measured[first].steps[-1], folder / first)
+                floor = turns.floor(measured[first].steps, folder / first)
                 found.append(report.summary(workload, measured, floor, options.warm_up))
     print(f"{processor()}, {options.threads} thread(s), {options.model}; medians of {options.steps - options.warm_up} steps\n")
     print(report.table(found) + "\n")
     print(report.remarks(found))
     turns.write(options.output, before, {"base": options.base, "results": found})
     report.draw(found, options.output.with_suffix(".png"))
+    if faults := report.faults(found):
+        sys.exit("\n".join(faults))
 
 
 @contextlib.contextmanager

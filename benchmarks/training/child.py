@@ -7,8 +7,8 @@ from pathlib import Path
 from benchmarks.training.timed import Turns
 from benchmarks.training.workload import WORKLOAD_FILE, Workload
 
-ENGINES = {"native": "native_engine", "trl": "trl_engine", "trl-as-started": "trl_engine"}
-"""Module of each engine; the last has the C library's own way to get memory, as `python train.py` has."""
+ENGINES = {"native": "native_engine", "native-as-trl": "native_engine", "trl": "trl_engine", "trl-as-started": "trl_engine"}
+"""Module of each engine; the second does no more than TRL does, the last has the C library's own way to get memory."""
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     engine, folder = sys.argv[1], Path(sys.argv[2])
     avoid_broken_kernels()
     workload = Workload.from_json((folder / WORKLOAD_FILE).read_text())
-    importlib.import_module(f"benchmarks.training.{ENGINES[engine]}").run(workload, folder, Turns())
+    importlib.import_module(f"benchmarks.training.{ENGINES[engine]}").run(engine, workload, folder, Turns())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,10 @@ from benchmarks.training.turns import Measured
 from benchmarks.training.workload import Workload
 
 FLOOR = "floor"
+SAME_WORK = "native-as-trl"
+"""The engine that does no more than TRL."""
+TIMED = ("rollout", "logps", "update", "sync")
+"""Phases that have a floor."""
 
 
 def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping[str, Any], warm_up: int) -> dict[str, Any]:
@@ -23,17 +27,17 @@ def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping
         warm_up: first steps of each engine that do not count.
     """
     engines = {name: _engine(found.steps[warm_up:], found.settings) for name, found in measured.items()}
-    first = next(iter(engines.values()))
+    first, same = next(iter(engines.values())), engines.get(SAME_WORK)
     least = floor["phases"]
-    total = sum(least[phase] for phase in ("rollout", "logps", "update"))
     return {
         "workload": asdict(workload),
         "engines": engines,
         "ratio_of_first": {name: first["seconds"] / engine["seconds"] for name, engine in engines.items()},
-        "floor": dict(floor),
+        "ratio_on_same_work": {name: same["seconds"] / engine["seconds"] for name, engine in engines.items()} if same else {},
+        "floor": {**floor, "seconds": sum(least.values()) - least["sync"] * (1 - first["share_with_sync"])},
         "over_floor": {
-            "phases": {phase: first["phases"][phase] / least[phase] for phase in least},
-            "step": sum(first["phases"][phase] for phase in ("rollout", "logps", "update")) / total,
+            "phases": {phase: first["phases"][phase] / least[phase] for phase in TIMED},
+            "step": sum(first["phases"][phase] for phase in TIMED) / sum(least[phase] for phase in TIMED),
         },
         "share_of_ceiling": {
             phase: floor[f"{phase}_gflops"] / first["phases"][phase] / floor["gflops_per_second"]
@@ -44,10 +48,14 @@ def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping
 
 
 def _engine(steps: Sequence[TimedStep], settings: Mapping[str, object]) -> dict[str, Any]:
-    tokens = [sum(step.completion_lengths) for step in steps]
+    tokens, synced = [sum(step.completion_lengths) for step in steps], [step for step in steps if step.passes.get("sync")]
     return {
         "seconds": statistics.median(step.seconds for step in steps),
-        "phases": {phase: statistics.median(step.phase(phase) for step in steps) for phase in PHASES},
+        "phases": {
+            phase: statistics.median(step.phase(phase) for step in (synced if phase == "sync" and synced else steps))
+            for phase in PHASES
+        },
+        "share_with_sync": len(synced) / len(steps),
         "completion_tokens": statistics.median(tokens),
         "rollout_tokens_per_second": sum(tokens) / sum(step.phase("rollout") for step in steps),
         "peak_gib": max(step.peak_gib for step in steps),
@@ -58,20 +66,22 @@ def _engine(steps: Sequence[TimedStep], settings: Mapping[str, object]) -> dict[
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the medians as a table in Markdown: a line for each engine, and for the floor of the first one's step."""
     lines = [
-        f"| workload | type | engine | step, s | of it | {', s | '.join(PHASES)}, s | tokens | peak, GiB |",
-        f"|---|---|---|---:|---:|{'---:|' * len(PHASES)}---:|---:|",
+        f"| workload | type | engine | step, s | of it | on TRL's work | {', s | '.join(PHASES)}, s | tokens | peak, GiB |",
+        f"|---|---|---|---:|---:|---:|{'---:|' * len(PHASES)}---:|---:|",
     ]
     for result in found:
         start = f"| {result['workload']['name']} | {result['workload']['dtype']} |"
         for name, engine in result["engines"].items():
             phases = " | ".join(f"{engine['phases'][phase]:.2f}" for phase in PHASES)
+            same = result["ratio_on_same_work"].get(name)
+            ratios = f"{result['ratio_of_first'][name]:.2f} | {'' if same is None else f'{same:.2f}'}"
             lines.append(
-                f"{start} {name} | {engine['seconds']:.2f} | {result['ratio_of_first'][name]:.2f} | {phases} | "
+                f"{start} {name} | {engine['seconds']:.2f} | {ratios} | {phases} | "
                 f"{engine['completion_tokens']:.0f} | {engine['peak_gib']:.2f} |"
             )
-        least = result["floor"]["phases"]
-        phases = " | ".join(f"{least[phase]:.2f}" if phase in least else "" for phase in PHASES)
-        lines.append(f"{start} {FLOOR} | {sum(least.values()):.2f} | | {phases} | | |")
+        floor = result["floor"]
+        phases = " | ".join(f"{floor['phases'][phase]:.2f}" if phase in floor["phases"] else "" for phase in PHASES)
+        lines.append(f"{start} {FLOOR} | {floor['seconds']:.2f} | | | {phases} | | |")
     return "\n".join(lines)
 
 
@@ -80,7 +90,7 @@ def remarks(found: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for result in found:
         over, share = result["over_floor"], result["share_of_ceiling"]
-        phases = ", ".join(f"{phase} {over['phases'][phase]:.2f}" for phase in ("rollout", "logps", "update"))
+        phases = ", ".join(f"{phase} {over['phases'][phase]:.2f}" for phase in TIMED)
         shares = ", ".join(f"{phase} {value:.0%}" for phase, value in share.items())
         lines.append(
             f"{result['workload']['name']}, {result['workload']['dtype']}: {over['step']:.2f} x the floor ({phases}); of the "
@@ -91,6 +101,16 @@ def remarks(found: Sequence[Mapping[str, Any]]) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in engine["settings"].items())
         lines.append(f"{name}: {settings}")
     return "\n".join(lines)
+
+
+def faults(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the phases that this engine ran faster than their floor, which then is none."""
+    return [
+        f"{result['workload']['name']}, {result['workload']['dtype']}: {phase} took {over:.2f} of its floor, which is no floor"
+        for result in found
+        for phase, over in result["over_floor"]["phases"].items()
+        if over < 1
+    ]
 
 
 def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:

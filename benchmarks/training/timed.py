@@ -40,6 +40,8 @@ class TimedStep:
     """Of the step's prompts, each counted once."""
     completion_lengths: list[int]
     """Tokens of each completion, the end token included."""
+    passes: dict[str, int] = field(default_factory=dict)
+    """Forward passes without gradient over all completions, by phase, of an engine that counts them."""
     peak_gib: float = field(default_factory=peak_gib)
     """See `peak_gib`."""
 

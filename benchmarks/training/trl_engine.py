@@ -26,7 +26,7 @@ FASTEST = {
 """TRL's own options that decide its speed, each at its fastest value."""
 
 
-def run(workload: Workload, folder: Path, turns: Turns) -> None:
+def run(_engine: str, workload: Workload, folder: Path, turns: Turns) -> None:
     """Make the steps of a workload."""
     torch.set_num_threads(workload.threads)
     tokenizer = load_tokenizer(folder / "model", trust_remote_code=False)

@@ -112,8 +112,9 @@ def _opened(name: str, engine: str, root: Path, workload: Workload, folder: Path
         process.stop()
 
 
-def floor(step: TimedStep, folder: Path) -> Any:
-    """Return the floor of a step of a workload whose inputs are in `folder`, measured in a process of its own."""
+def floor(steps: Sequence[TimedStep], folder: Path) -> Any:
+    """Return the floor of the newest step with a sync of a workload whose inputs are in `folder`, measured in a process."""
+    step = next((step for step in reversed(steps) if step.passes.get("sync")), steps[-1])
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training.floor", str(folder)],
         input=step.as_json() + "\n",

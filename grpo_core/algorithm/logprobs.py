@@ -25,6 +25,21 @@ def token_logps(
     token_ids: Int[Tensor, " N"],
     temperature: float,
     chunk_tokens: int | None = None,
+) -> Float[Tensor, " N"]:
+    """Return [N] log pi(token) of the temperature-scaled policy in fp32; the arguments are as in `token_logps_and_entropy`."""
+
+    def chunk(states: Tensor, ids: Tensor) -> Tensor:
+        return _of_tokens(_all_logps(states, head, temperature), ids)
+
+    return torch.cat(_in_chunks(chunk, hidden, token_ids, chunk_tokens))
+
+
+def token_logps_and_entropy(
+    hidden: Float[Tensor, "N H"],
+    head: Callable[[Tensor], Tensor],
+    token_ids: Int[Tensor, " N"],
+    temperature: float,
+    chunk_tokens: int | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return log pi(token) of the temperature-scaled policy and the entropy of the distribution it came from.
 
@@ -41,10 +56,9 @@ def token_logps(
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         all_logps = _all_logps(states, head, temperature)
-        logps = all_logps.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             entropy = -all_logps.exp().mul_(all_logps).sum(dim=-1)
-        return logps, entropy
+        return _of_tokens(all_logps, ids), entropy
 
     logps, entropies = zip(*_in_chunks(chunk, hidden, token_ids, chunk_tokens), strict=True)
     return torch.cat(logps), torch.cat(entropies)
@@ -104,6 +118,10 @@ def _in_chunks(
     if len(pieces) > 1 and torch.is_grad_enabled():
         return [checkpoint(function, *piece, use_reentrant=False) for piece in pieces]
     return [function(*piece) for piece in pieces]
+
+
+def _of_tokens(all_logps: Float[Tensor, "N V"], token_ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    return all_logps.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def _all_logps(hidden: Tensor, head: Callable[[Tensor], Tensor], temperature: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.algorithm.divergence import TokenDivergences
-from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token_logps
+from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token_logps, token_logps_and_entropy
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
@@ -253,7 +253,7 @@ class Policy:
         with compute_in(self.dtype, ids.device):
             hidden = self._hidden(completions, rows)
             at_once = self._at_once(len(hidden), 1 if reference is None else FULL_KL_COPIES)
-            logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
+            logps, entropy = token_logps_and_entropy(hidden, head, ids[mask], self.temperature, at_once)
             exact = None if reference is None else self._exact(hidden, completions, rows, reference)
         return scatter(logps, mask, width), scatter(entropy, mask, width), exact
 
@@ -321,5 +321,14 @@ class Policy:
         return found
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
-        """Return the log-probability of every completion token, without gradient."""
-        return self.measure(completions).logps
+        """Return the log-probability of every completion token, without gradient, as `measure` does."""
+        head = vocabulary_head(self.model)
+
+        def of_rows(rows: Sequence[int]) -> Float[Tensor, "b T"]:
+            ids, mask = cut_rows(completions, rows)
+            with compute_in(self.dtype, ids.device):
+                hidden = self._hidden(completions, rows)
+                logps = token_logps(hidden, head, ids[mask], self.temperature, self._at_once(len(hidden), 1))
+            return scatter(logps, mask, completions.completion_ids.shape[1])
+
+        return torch.cat(self._in_microbatches(completions, None, of_rows))

@@ -27,7 +27,7 @@ from grpo_core.machine.slots import held_slots
 from grpo_core.parallel import OF_ONE_PROCESS
 from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.folder import RunDir
-from grpo_core.run.warm import ready
+from grpo_core.run.warm import Child, ready
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -67,7 +67,7 @@ def run_watched(
     log_file: Path,
     *,
     look: Callable[[], None],
-    stop: Callable[[subprocess.Popen[bytes]], None],
+    stop: Callable[[Child], None],
     report: Callable[[str], None],
     silent: Callable[[float], object] = lambda _: None,
     python: str | None = None,
@@ -108,7 +108,7 @@ def run_watched(
 
 
 def _watch(
-    child: subprocess.Popen[bytes],
+    child: Child,
     log: "ChildLog",
     look: Callable[[], None],
     silent: Callable[[float], object],
@@ -142,7 +142,7 @@ class ChildLog:
         return [line for line in complete.decode(errors="replace").splitlines() if line.strip()]
 
 
-def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]], None], state_file: Path | None) -> None:
+def _end(child: Child, stop: Callable[[Child], None], state_file: Path | None) -> None:
     """Stop a child that still runs, and note that it has ended or was left to its end.
 
     Of one that has ended, what it left in its session is killed: a user's code may have started processes. Servers that are to
@@ -161,7 +161,7 @@ def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]
         write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
 
 
-def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:
+def finish_child(child: Child, tell: Callable[[], object] = lambda: None) -> None:
     """Ask a child to end and wait for that; whatever interrupts the waiting kills it.
 
     It is sent SIGTERM, after which a training finishes its step and writes a checkpoint (`training/ending.py`).
@@ -199,10 +199,10 @@ def _start(
     variables: Mapping[str, str],
     *,
     processes: int,
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a child in a session of its own, so that what is sent to this process's group does not reach it twice.
 
-    One that is ready (`run.warm`) becomes it, but where slots are held: it was started before its GPUs were known.
+    It is a fork of one that is ready (`run.warm`), but where slots are held: that was started before its GPUs were known.
 
     Args:
         command: what to run, an interpreter first.
@@ -210,7 +210,7 @@ def _start(
         descriptors: that it inherits: of its lifeline, first, and those that hold a slot.
         import_from: more folders in which it finds modules.
         variables: of its environment, that name its GPUs.
-        processes: of the training; what starts several imports nothing, so that one that is ready does not become it.
+        processes: of the training; what starts several imports nothing, so that it is no fork.
 
     Raises:
         TrainingError: it cannot be started.
@@ -221,7 +221,7 @@ def _start(
         raised_as(TrainingError, f"training.python: {command[0]} cannot be started ({{cause}})", OSError),
     ):
         may_be_ready = processes == len(descriptors) == 1 and bool(ready) and command[0] == sys.executable
-        if may_be_ready and (child := ready.pop().become(command[2:], log.fileno(), descriptors[0], environment)) is not None:
+        if may_be_ready and (child := ready[-1].start(command[2:], log.fileno(), descriptors[0], environment)) is not None:
             return child
         return subprocess.Popen(
             command,

@@ -1,21 +1,28 @@
-"""A process that has imported what a run needs, and waits to be told what it is to do.
+"""A process that has imported what a run needs, and forks for each process that is to be one of the run.
 
-Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; the
-training is ready to begin then. A sweep has the command of its next run ready, which has a training ready. `python -m
-grpo_core.run.warm DESCRIPTOR [MODULE ...]` is the process: it gets log, lifeline and command through a socket, and ends when
-nobody holds the other end any more.
+Imports take four seconds of a core. A command starts this process first, then a server, its data and its tracking; its
+training and its evaluations are forks then. A sweep has one for the commands of its runs, which share one for their trainings.
+`python -m grpo_core.run.warm DESCRIPTOR [MODULE ...]` is the process: it gets commands, each with a log, a lifeline and a
+socket for the answer, and ends when nobody can send it one any more.
+
+What it has imported computes nothing yet, and ends its threads before a fork (OpenBLAS and jemalloc do). Where there is a GPU,
+whose driver may not be forked, it becomes the first process that is asked for.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from grpo_core.machine.gpus import visible_gpus
 from grpo_core.machine.process import LIFELINE_VARIABLE, gc_paused
 
 OF_A_TRAINING = (
@@ -28,6 +35,61 @@ OF_A_TRAINING = (
 )
 """What nearly every one imports."""
 MODULE = "grpo_core.run.warm"
+MOST_BYTES = 2**20
+"""Of a command with its environment."""
+
+
+class Forked:
+    """A process that a warm one has forked, with what `subprocess.Popen` has for whoever watches it."""
+
+    def __init__(self, answers: socket.socket, pid: int, warm: "subprocess.Popen[bytes]") -> None:
+        """Take the socket on which its exit code will come, its id, and the process that has forked it."""
+        self.pid, self._answers, self._warm = pid, answers, warm
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit code.
+
+        Raises:
+            TimeoutExpired: it runs after so many seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(MODULE, timeout or 0.0)
+            with self._answers:
+                answer = self._answers.recv(MOST_BYTES)
+            self.returncode = int(answer) if answer else self._code_without_answer()
+        return self.returncode
+
+    def _code_without_answer(self) -> int:
+        """It is the warm process itself, or that was killed: what it has forked does not outlive it."""
+        if self.pid == self._warm.pid:
+            return self._warm.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        return -signal.SIGKILL
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+Child = subprocess.Popen[bytes] | Forked
 
 
 class Ready:
@@ -37,10 +99,11 @@ class Ready:
         """Start it.
 
         Args:
-            environment: of the process, until it is told what to do.
-            modules: to import, of a command, which then has a training ready itself; none = those of a training.
+            environment: of the process.
+            modules: to import, of a command, whose forks share one for their trainings; none = those of a training.
         """
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._owner = os.getpid()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(theirs.fileno()), *modules],
@@ -52,10 +115,8 @@ class Ready:
                 start_new_session=True,
             )
 
-    def become(
-        self, arguments: Sequence[str], log: int, lifeline: int, environment: Mapping[str, str]
-    ) -> "subprocess.Popen[bytes] | None":
-        """Let it become `python -m arguments`; None where it has died.
+    def start(self, arguments: Sequence[str], log: int, lifeline: int, environment: Mapping[str, str]) -> Forked | None:
+        """Return `python -m arguments` as a fork of it; None where it has died.
 
         Args:
             arguments: a module, and what it is called with.
@@ -63,27 +124,31 @@ class Ready:
             lifeline: descriptor of the pipe whose end of file ends it.
             environment: of the process.
         """
-        with self._control:
-            if self._process.poll() is not None:
-                return None
-            socket.send_fds(self._control, [b"."], [log, lifeline])
-            self._control.sendall(json.dumps([list(arguments), dict(environment)]).encode())
-        return self._process
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(OSError):
+            with theirs:
+                asked = json.dumps([list(arguments), dict(environment)]).encode()
+                socket.send_fds(self._control, [asked], [log, lifeline, theirs.fileno()])
+            if answer := answers.recv(MOST_BYTES):
+                return Forked(answers, int(answer), self._process)
+        answers.close()
+        return None
 
     def end(self) -> None:
-        """End it."""
+        """End it, which only the process that has started it does: others have it from there."""
         self._control.close()
-        self._process.kill()  # it may still import
-        self._process.wait()
+        if self._owner == os.getpid():
+            self._process.kill()  # it may still import
+            self._process.wait()
 
 
 ready: list[Ready] = []
-"""At most one, for the training of the run that this process is the command of."""
+"""At most one, for the trainings and evaluations of the run that this process is the command of."""
 
 
 @contextlib.contextmanager
 def warmed(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have a process ready for a training while inside, in an environment as processes of a run get it."""
+    """Have a process ready for those of a run while inside, in an environment as they get it."""
     if not ready:
         ready.append(Ready(environment))
     try:
@@ -93,27 +158,61 @@ def warmed(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def end_ready() -> None:
-    """End it, where it is still ready."""
+    """End it, where there is one."""
     while ready:
         ready.pop().end()
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:
-    """Import, wait, and become what is asked for."""
-    with socket.socket(fileno=descriptor) as control:
-        with gc_paused(), contextlib.suppress(Exception):  # who needs it raises it again, into its log
-            if modules:
-                from grpo_core.run import child, warm  # noqa: PLW0406  (this file is `__main__` here)
+    """Import, and become what is asked for, in a fork for each."""
+    with gc_paused(), contextlib.suppress(Exception):  # who needs it raises it again, into its log
+        if modules:
+            from grpo_core.run import child, warm  # noqa: PLW0406  (this file is `__main__` here)
 
-                warm.ready.append(Ready(child.child_environment()))
-            for name in modules or OF_A_TRAINING:
-                importlib.import_module(name)
-        began, descriptors, _, _ = socket.recv_fds(control, 1, 2)
-        if not began:
-            return
-        with control.makefile() as stream:
-            arguments, environment = json.load(stream)
-    log, lifeline = descriptors
+            warm.ready.append(Ready(child.child_environment()))
+        for name in modules or OF_A_TRAINING:
+            importlib.import_module(name)
+    gc.freeze()
+    if (asked := _serve(descriptor)) is not None:
+        _become(*asked)
+
+
+def _serve(descriptor: int) -> tuple[bytes, int, int] | None:
+    """Fork for each command, and report exit codes; return in the fork (command, log, lifeline), None where all is done."""
+    control, running, forks = socket.socket(fileno=descriptor), dict[int, tuple[int, socket.socket]](), not visible_gpus()
+    while True:
+        readable = select.select([control.fileno(), *running], [], [])[0]
+        for ended in (one for one in readable if one in running):
+            pid, answers = running.pop(ended)
+            os.close(ended)
+            with answers, contextlib.suppress(OSError):  # nobody may wait for it any more
+                answers.sendall(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        if control.fileno() not in readable:
+            continue
+        asked, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
+        if not asked:
+            return None
+        log, lifeline, answering = descriptors
+        answers = socket.socket(fileno=answering)
+        if not forks:
+            control.close()
+            answers.sendall(str(os.getpid()).encode())
+            answers.detach()  # it closes when this process ends
+            return asked, log, lifeline
+        if not (pid := os.fork()):
+            os.setsid()
+            for open_one in (control, answers, *(other for _, other in running.values())):
+                open_one.close()
+            return asked, log, lifeline
+        running[os.pidfd_open(pid)] = pid, answers
+        for number in (log, lifeline):
+            os.close(number)
+        with contextlib.suppress(OSError):
+            answers.sendall(str(pid).encode())
+
+
+def _become(asked: bytes, log: int, lifeline: int) -> None:
+    arguments, environment = json.loads(asked)
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)

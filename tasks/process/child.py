@@ -27,6 +27,7 @@ from grpo_core.parallel import processes_here
 from grpo_core.run.child import STOP_SECONDS, ChildLog, ensure_ended, finish_child, run_watched
 from grpo_core.run.folder import RunDir, batch_limits
 from grpo_core.run.rules import RunRules
+from grpo_core.run.warm import Child
 from grpo_core.training import training_arguments, training_module
 from tasks.process.context import deployed_flow_run
 from tasks.process.prefect_outage import cancel_watch
@@ -147,7 +148,7 @@ def _logger() -> "logging.Logger | logging.LoggerAdapter[Any]":
         return logging.getLogger(__name__)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _stop(child: Child) -> None:
     """Ask a child that is still running to end: SIGTERM, which finishes the step and checkpoints.
 
     At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:

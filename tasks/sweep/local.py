@@ -24,7 +24,7 @@ from grpo_core.machine.gpus import VISIBLE_VARIABLE, visible_gpus
 from grpo_core.machine.process import LIFELINE_VARIABLE
 from grpo_core.machine.slots import slot_limit
 from grpo_core.run.child import python_path
-from grpo_core.run.warm import Ready
+from grpo_core.run.warm import Child, Ready
 from grpo_core.sweep.campaign import Ended, Job, gpu_variables
 from tasks.plain_logs import QUIET
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
@@ -43,7 +43,7 @@ POLL_SECONDS = 0.1
 @dataclass(frozen=True, kw_only=True)
 class _Child:
     job: Job
-    process: subprocess.Popen[bytes]
+    process: Child
     gpus: Sequence[str]
     log_start: int
     """Where its output begins in the log file, after that of earlier sessions; in bytes."""
@@ -72,8 +72,8 @@ class LocalLauncher:
             server_logs: folder for the output of the vLLM servers that it starts, each on the first GPU of its run; None = no
                 run needs one.
             processes: of the run that has the most.
-            runs: that are left to start; for the next one a process is ready, but where a slot or the run before decides about
-                its GPU.
+            runs: that are left to start; several are forks of one process, but where a slot or the run before decides about
+                their GPU.
         """
         self._most, self._variables = concurrency * processes, dict(variables or {})
         self._children: list[_Child] = []
@@ -83,7 +83,7 @@ class LocalLauncher:
         # Where a slot will name one of several GPUs, a run starts a server of its own there.
         self._servers, self._server_logs = SlotServers(), None if named_by_slots and len(gpus) > 1 else server_logs
         self._ready: Ready | None = None
-        self._to_start = 0 if gpus or named_by_slots or is_deployed() else runs
+        self._may_fork = runs > 1 and not (gpus or named_by_slots or is_deployed())
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
 
@@ -108,23 +108,22 @@ class LocalLauncher:
             process = self._started([COMMAND, *command], log.fileno(), variables)
         self._children.append(_Child(job=job, process=process, gpus=gpus, log_start=log_start, server=server))
 
-    def _started(self, command: Sequence[str], log: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command, as the process that is ready for it, and have one ready for the next run."""
-        lifeline, ready = self._lifeline[0], self._ready
-        process = None if ready is None else ready.become(command, log, lifeline, variables)
-        if process is None:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                pass_fds=(lifeline,),
-                start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
-            )
-        self._to_start -= 1
-        self._ready = Ready({**QUIET, **variables}, IMPORTED) if self._to_start > 0 else None
-        return process
+    def _started(self, command: Sequence[str], log: int, variables: Mapping[str, str]) -> Child:
+        """Start a command, as a fork of the process that is ready for all of them."""
+        lifeline = self._lifeline[0]
+        if self._may_fork and self._ready is None:
+            self._ready = Ready({**QUIET, **variables}, IMPORTED)
+        if self._ready is not None and (child := self._ready.start(command, log, lifeline, variables)) is not None:
+            return child
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            pass_fds=(lifeline,),
+            start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
+        )
 
     def _lend_server(self, job: Job, gpu: Mapping[str, str]) -> VllmServer | None:
         """Return a vLLM server for a run that needs one; None where its model is not here yet: then it starts its own."""
@@ -147,13 +146,13 @@ class LocalLauncher:
 
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since the last poll."""
-        ended = [child for child in self._children if child.process.poll() is not None]
-        self._children = [child for child in self._children if child.process.returncode is None]
-        return [self._ended(child) for child in ended]
+        codes = [(child, child.process.poll()) for child in self._children]
+        self._children = [child for child, code in codes if code is None]
+        return [self._ended(child, code) for child, code in codes if code is not None]
 
-    def _ended(self, child: _Child) -> Ended:
+    def _ended(self, child: _Child, code: int) -> Ended:
         """Return how a run ended; one that was killed, or whose server was lost, is worth another try."""
-        code, failure = child.process.returncode, None
+        failure = None
         if code < 0:
             failure = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
         elif code not in (0, STOPPED_EARLY):

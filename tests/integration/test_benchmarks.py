@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import recorded_step, sampling, scaling
 from benchmarks.training import __main__ as training
+from benchmarks.training import report
 from grpo_core.run.folder import RunDir
 from grpo_core.training.__main__ import main as train
 
@@ -39,7 +40,7 @@ def test_a_step_is_measured_on_both_engines_in_turns(
     asked = ["--model", str(tiny_model_dir), "--workloads", "forced", "--dtypes", "float32", "--steps", "4", "--warm-up", "1"]
     training.main([*asked, "--threads", "1", "--output", str(output)])
     (result,) = json.loads(output.read_text())["results"]
-    assert result["steps"].keys() == {"native", "trl", "trl-as-started"}
+    assert result["steps"].keys() == {"native", "native-as-trl", "trl", "trl-as-started"}
     for name, steps in result["steps"].items():
         assert len(steps) == 4
         for step in steps:
@@ -51,15 +52,21 @@ def test_a_step_is_measured_on_both_engines_in_turns(
             result["engines"]["native"]["seconds"] / result["engines"][name]["seconds"]
         )
     assert all(step["phases"]["sync"] > 0 for step in result["steps"]["native"])
+    # The initial policy is the reference until the first sync; each sync is measured before and after.
+    alone, both, synced = {"logps": 1}, {"logps": 2}, {"sync": 2}
+    assert [step["passes"] for step in result["steps"]["native"]] == [alone, alone | synced, both, both | synced]
+    assert [step["passes"] for step in result["steps"]["native-as-trl"]] == [alone] * 4
+    assert result["floor"]["passes"] == both | synced
     floor = result["floor"]["phases"]
-    assert all(
-        result["engines"]["native"]["phases"][phase] > seconds > 0 for phase, seconds in floor.items() if phase != "sync"
-    )
+    assert all(result["engines"]["native"]["phases"][phase] > seconds > 0 for phase, seconds in floor.items())
+    assert report.faults([result]) == []
+    result["over_floor"]["phases"]["logps"] = 0.99
+    assert report.faults([result]) == ["forced, float32: logps took 0.99 of its floor, which is no floor"]
     printed = capsys.readouterr()
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in printed.out.splitlines() if line.startswith("| forced")]
-    assert rows == [["forced", "float32", name] for name in ("native", "trl", "trl-as-started", "floor")]
+    assert rows == [["forced", "float32", name] for name in ("native", "native-as-trl", "trl", "trl-as-started", "floor")]
     turns = [line.partition(": ")[2].split()[0] for line in printed.err.splitlines() if line.startswith("forced")]
-    assert turns == ["native", "trl", "trl-as-started"] * 4
+    assert turns == ["native", "native-as-trl", "trl", "trl-as-started"] * 4
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 

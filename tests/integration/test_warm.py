@@ -1,6 +1,7 @@
-"""The process that is ready becomes one of a run: with its command, log, lifeline and environment, and its end."""
+"""Processes of a run are forks of the one that is ready: with their command, log, lifeline and environment, and their end."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import append_private
+from grpo_core.run import warm
 from grpo_core.run.child import child_environment, finish_child, held_lifeline, read_process_state, run_watched
 from grpo_core.run.warm import MODULE, Ready, warmed
 
@@ -26,6 +28,24 @@ import here
 print(sys.argv[1:], os.environ["GRPO_TEST"], here.NAME, "torch" in sys.modules, os.getsid(0) == os.getpid(), flush=True)
 os.read(int(os.environ["GRPO_LIFELINE_FD"]), 1)  # until the one that started it is gone
 """
+
+
+ASKING = """
+import os
+import sys
+
+from grpo_core.run import warm
+from grpo_core.run.child import child_environment
+
+if sys.argv[1] == "of it":
+    print(f"forked by {os.getppid()}, torch {'torch' in sys.modules}", flush=True)
+else:
+    print(sys.argv[1], end=", ", flush=True)
+    with warm.warmed(child_environment()):
+        lifeline = int(os.environ["GRPO_LIFELINE_FD"])
+        sys.exit(warm.ready[0].start(["asking_program", "of it"], 1, lifeline, child_environment()).wait(60))
+"""
+"""Of a command that has a training."""
 
 
 @pytest.fixture
@@ -60,46 +80,81 @@ def start(program: Path, module: str, state_file: Path | None) -> None:
     )
 
 
-def test_the_training_is_the_process_that_was_ready(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = program / "process.json"
+def test_trainings_and_evaluations_are_forks_of_the_process_that_is_ready(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = program / "log"
     with warmed(child_environment()):
-        before = {process.pid for process in ready()}
+        before = ready()
         monkeypatch.setenv("GRPO_TEST", "after")
-        with pytest.raises(KeyboardInterrupt):
-            start(program, "waiting_program", state)
-        assert read_process_state(state).pid in before
-        assert ready() == []
-    assert (program / "log").read_text() == "['one', 'two'] after mine True True\n"
-
-
-def test_it_fails_with_its_own_words_and_ends_where_nobody_takes_it(program: Path) -> None:
-    with warmed(child_environment()), pytest.raises(TrainingError, match="no such thing"):
-        start(program, "failing_program", None)
-    with warmed(child_environment()):
-        assert len(ready()) == 1
+        for number in (1, 2):
+            log.unlink(missing_ok=True)
+            with pytest.raises(KeyboardInterrupt):
+                start(program, "waiting_program", state := program / f"process-{number}.json")
+            assert log.read_text() == "['one', 'two'] after mine True True\n"
+            assert read_process_state(state).returncode == -signal.SIGTERM
+        assert ready() == before
     assert ready() == []
 
 
-def test_the_command_of_the_next_run_has_a_training_ready_itself_and_nobody_outlives_it(program: Path) -> None:
-    command, unused = (Ready(child_environment(), ["json"]) for _ in range(2))
-    started = ready()
-    assert len(started) == 2
+def test_a_fork_ends_when_the_command_does_and_its_exit_code_is_known(program: Path) -> None:
+    with warmed(child_environment()):
+        with pytest.raises(TrainingError, match="no such thing"):
+            start(program, "failing_program", None)
+        log = program / "log"
+        with append_private(log) as output, held_lifeline() as lifeline:
+            child = warm.ready[0].start(["waiting_program"], output.fileno(), lifeline, child_environment(str(program)))
+            assert child is not None
+            assert psutil.Process(child.pid).ppid() == ready()[0].pid
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(0.1)
+            assert child.poll() is None
+        assert child.wait(10) == child.poll() == 0
+
+
+def test_forks_end_with_a_warm_process_that_is_killed_and_the_next_is_started_without(program: Path) -> None:
+    with warmed(child_environment()):
+        with append_private(program / "log") as output, held_lifeline() as lifeline:
+            child = warm.ready[0].start(["waiting_program"], output.fileno(), lifeline, child_environment(str(program)))
+            assert child is not None
+            running = psutil.Process(child.pid)
+            ready()[0].kill()
+            assert child.wait(10) == -signal.SIGKILL
+            assert psutil.wait_procs([running], timeout=10)[1] == []
+        with pytest.raises(TrainingError, match="no such thing"):
+            start(program, "failing_program", None)
+
+
+def test_where_there_is_a_gpu_the_process_becomes_the_first_that_is_asked_for(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with warmed(child_environment()):
+        before = {process.pid for process in ready()}
+        with pytest.raises(KeyboardInterrupt):
+            start(program, "waiting_program", state := program / "process.json")
+        assert read_process_state(state).pid in before
+        assert read_process_state(state).returncode == -signal.SIGTERM
+        with pytest.raises(TrainingError, match="no such thing"):
+            start(program, "failing_program", None)
+
+
+def test_commands_of_runs_share_what_their_trainings_are_forked_from_and_nobody_outlives_it(program: Path) -> None:
+    commands = Ready(child_environment(), ["json"])
+    (started,) = ready()
     deadline = time.monotonic() + 60
-    while len(below := [child for process in started for child in process.children()]) < 2:
+    while not (below := started.children()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    with held_lifeline() as lifeline, append_private(program / "log") as log:
-        environment = {**child_environment(str(program)), "GRPO_TEST": "of its run"}
-        child = command.become(["waiting_program", "one"], log.fileno(), lifeline, environment)
-        assert child is not None
-        assert child.pid in {process.pid for process in started}
-        while not (program / "log").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert child.wait(10) == 0
-    unused.end()
-    assert (program / "log").read_text() == "['one'] of its run mine False True\n"
-    assert psutil.wait_procs([*started, *below], timeout=60)[1] == []
+    (program / "asking_program.py").write_text(ASKING)
+    for name in ("first", "second"):
+        with held_lifeline() as lifeline, append_private(program / name) as log:
+            child = commands.start(["asking_program", name], log.fileno(), lifeline, child_environment(str(program)))
+            assert child is not None
+            assert child.wait(60) == 0
+        assert (program / name).read_text() == f"{name}, forked by {below[0].pid}, torch True\n"
+    commands.end()
+    assert psutil.wait_procs([started, *below], timeout=60)[1] == []
 
 
 def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
@@ -113,7 +168,7 @@ def test_one_that_is_ready_ends_when_the_command_is_killed() -> None:
     command.kill()
     command.wait()
     command.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=120)  # it imports first
     assert alive == []
 
 

@@ -37,7 +37,7 @@ LLAMA_LIKE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
 
 def without_padding(model, prompts, prompt_of_row, completions, temperature=1.0):
     hidden = grouped_hidden(model, GroupedTokens.of(*completions_of(prompts, prompt_of_row, completions)))
-    return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)[0]
+    return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

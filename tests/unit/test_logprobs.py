@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps, token_logps_and_entropy
 from grpo_core.policy.outline import CHUNK_BYTES, KEPT_BYTES, tokens_at_once
 
 
@@ -32,10 +32,11 @@ def with_gradients(logps, hidden, weight):
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
 def test_values_and_gradients_are_those_of_a_plain_log_softmax_whatever_the_chunk(inputs, temperature, chunk_tokens):
     hidden, weight, tokens = inputs
-    logps, entropy = token_logps(hidden, lambda states: states @ weight.T, tokens, temperature, chunk_tokens)
+    logps, entropy = token_logps_and_entropy(hidden, lambda states: states @ weight.T, tokens, temperature, chunk_tokens)
     expected_logps, expected_entropy = naive(hidden, weight, tokens, temperature)
     torch.testing.assert_close(entropy, expected_entropy.detach(), rtol=1e-12, atol=1e-12)
     assert not entropy.requires_grad
+    assert torch.equal(token_logps(hidden, lambda states: states @ weight.T, tokens, temperature, chunk_tokens), logps)
     torch.testing.assert_close(
         with_gradients(logps, hidden, weight), with_gradients(expected_logps, hidden, weight), rtol=1e-12, atol=1e-12
     )
@@ -71,17 +72,17 @@ def test_the_exact_kl_is_of_both_policies_at_the_temperature_and_pulls_at_the_po
 def test_by_hand():
     # logits log 1, log 3 -> probabilities 1/4, 3/4; at temperature 1/2 the weights are squared: 1/10, 9/10
     hidden = torch.tensor([[0.0, math.log(3)]] * 2, dtype=torch.float64)
-    logps, entropy = token_logps(hidden, lambda states: states, torch.tensor([0, 1]), 1.0)
+    logps, entropy = token_logps_and_entropy(hidden, lambda states: states, torch.tensor([0, 1]), 1.0)
     assert logps.exp().tolist() == pytest.approx([0.25, 0.75], abs=1e-12)
     assert entropy.tolist() == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75))] * 2, abs=1e-12)
-    logps, _ = token_logps(hidden, lambda states: states, torch.tensor([0, 1]), 0.5)
+    logps, _ = token_logps_and_entropy(hidden, lambda states: states, torch.tensor([0, 1]), 0.5)
     assert logps.exp().tolist() == pytest.approx([0.1, 0.9], abs=1e-12)
 
 
 def test_low_precision_logits_are_normalised_in_fp32(inputs):
     hidden, weight, tokens = (value.detach() for value in inputs)
     low = (hidden @ weight.T).bfloat16()
-    logps, entropy = token_logps(low, lambda states: states, tokens, 1.0)
+    logps, entropy = token_logps_and_entropy(low, lambda states: states, tokens, 1.0)
     expected = torch.log_softmax(low.double(), dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
     assert logps.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logps.double(), expected, rtol=0, atol=1e-5)

@@ -26,7 +26,7 @@ def model(tiny_model):
 
 def shared(model, prompts, prompt_of_row, completions, temperature=1.0):
     hidden = rows_hidden(model, *completions_of(prompts, prompt_of_row, completions))
-    return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)[0]
+    return token_logps(hidden, vocabulary_head(model), torch.tensor([t for row in completions for t in row]), temperature)
 
 
 def naive(model, prompts, prompt_of_row, completions, temperature=1.0):

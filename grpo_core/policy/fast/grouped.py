@@ -104,7 +104,7 @@ class GroupedTokens:
 
     def in_cells(self, states: Float[Tensor, "N h d"]) -> tuple[Float[Tensor, "P S h d"], Float[Tensor, "P g t h d"]]:
         """Return what the tokens have, cell by cell: (of the prompts, of the completions)."""
-        everywhere = _take(states, torch.cat([self.prompts.flatten(), self.completions.flatten()]))
+        everywhere = _take(states, torch.cat([self.prompts.flatten(), self.completions.flatten()]), self.cells)
         of_prompts, of_completions = everywhere.tensor_split([self.prompts.numel()])
         kind = states.shape[1:]
         return of_prompts.view(*self.prompts.shape, *kind), of_completions.view(*self.completions.shape, *kind)
@@ -187,9 +187,30 @@ def _attention(
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def _take(states: Float[Tensor, "n h d"], at: Int[Tensor, " m"]) -> Float[Tensor, "m h d"]:
-    """Return `states[at]`. An embedding's gradient is summed in one order; that of an index is slow where order matters."""
-    return functional.embedding(at, states.flatten(1)).view(len(at), *states.shape[1:])
+def _take(
+    states: Float[Tensor, "n h d"], at: Int[Tensor, " m"], back: Int[Tensor, " n"] | None = None
+) -> Float[Tensor, "m h d"]:
+    """Return `states[at]`. Only the places `back` of it have a gradient; None = all have one, each of another state."""
+    taken: Tensor = _Take.apply(states.flatten(1), at, back)  # type: ignore[no-untyped-call]
+    return taken.view(len(at), *states.shape[1:])
+
+
+class _Take(Function):
+    """Rows at other places. Where each goes back to is known, so that its gradient is copied; that of an index is summed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Float[Tensor, "n s"], at: Int[Tensor, " m"], back: Int[Tensor, " n"] | None
+    ) -> Float[Tensor, "m s"]:
+        ctx.at, ctx.back, ctx.count = at, back, len(states)
+        return states.index_select(0, at)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "n s"], None, None]:
+        (gradient,) = gradients
+        if ctx.back is not None:
+            return gradient.index_select(0, ctx.back), None, None
+        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy_(0, ctx.at, gradient), None, None
 
 
 def attend_from_completions(
