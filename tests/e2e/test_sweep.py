@@ -27,6 +27,8 @@ from grpo_core.training.__main__ import main
 from tests.e2e.conftest import ROOT, Finished
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+STEPS = 16
+"""Enough for a training to be in the middle when it has noticed that its sweep is dead."""
 
 
 def write_sweep(folder: Path, tiny_values: dict[str, Any], base: dict[str, Any], **keys: Any) -> None:
@@ -68,7 +70,7 @@ def resumed(
     write_sweep(
         folder,
         tiny_values,
-        {"training.steps": 6, "training.checkpoint_every": 2},
+        {"training.steps": STEPS, "training.checkpoint_every": 4},
         question="Which β?",
         axes={"loss.beta": [0.01, 0.5], "rollout.group_size": [2, 4]},
         hold="completions",
@@ -76,7 +78,7 @@ def resumed(
         runs={"concurrency": 2},
     )
     sweep_dir = SweepDir(folder / "runs" / "one")
-    kill_when(lambda: steps_of(sweep_dir.run_dir(2, 3)) >= 3, prefect_api, folder, "sweep.yaml", "--sweep-dir", "runs/one")
+    kill_when(lambda: steps_of(sweep_dir.run_dir(2, 3)) >= 1, prefect_api, folder, "sweep.yaml", "--sweep-dir", "runs/one")
     return sweep_dir, grpo("sweep", "--resume", "runs/one", cwd=folder)
 
 
@@ -87,7 +89,7 @@ def test_every_arm_and_seed_is_there_exactly_once(resumed: tuple[SweepDir, Finis
     assert sorted(zip(runs["arm"], runs["seed"], strict=True)) == [(arm, 3) for arm in range(4)]
     assert set(runs["status"]) == {"finished"}
     steps = pandas.read_parquet(sweep_dir.results / "steps.parquet")
-    assert steps.groupby(["arm", "seed"])["step"].apply(list).tolist() == [[1, 2, 3, 4, 5, 6]] * 4
+    assert steps.groupby(["arm", "seed"])["step"].apply(list).tolist() == [list(range(1, STEPS + 1))] * 4
     lines = [json.loads(line) for line in sweep_dir.outcomes_file.read_text().splitlines()]
     assert len(lines) == 4
     assert "4 finished" in done.stdout
@@ -144,7 +146,7 @@ def test_a_run_of_the_sweep_is_the_run_of_its_configuration(resumed: tuple[Sweep
     killed = read_journal(sweep_dir.run_dir(2, 3).journal_file)
     assert any(record.kind == "resume" for record in killed)
     compared = compare_journals(read_journal(by_hand.journal_file), killed)
-    assert compared.steps == 6
+    assert compared.steps == STEPS
     assert compared.is_identical, compared.differences[:3]
 
 
