@@ -1,6 +1,5 @@
 """One real Prefect server for all commands of a test session, and one finished run of the flow on the tiny model."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
-from tests.conftest import build_values
+from tests.conftest import build_values_of_rows
 from tests.e2e.postgres import private_postgres, why_no_postgres
 from tests.support import commands
 
@@ -25,13 +24,8 @@ Finished = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="session")
 def tiny_values(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The plain values of `build_values` on rows of a file: each process of a run would import reasoning-gym for seconds."""
-    rows = tmp_path_factory.mktemp("data") / "sums.jsonl"
-    sums = ({"question": f"{one} + {other} =", "answer": str(one + other)} for one in range(10) for other in range(12))
-    rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
-    data = {"data.source": f"file:{rows}", "data.task_args": {}}
-    rewards = [{"fn": "exact_answer"}, {"fn": "length", "args": {"max_characters": 4}}]
-    return apply_overrides(build_values(tiny_model_dir), {**data, "rewards": rewards})
+    """The values of all these tests."""
+    return build_values_of_rows(tiny_model_dir, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
