@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import json
 import os
 import shutil
 import tempfile
@@ -143,6 +144,18 @@ def build_values(model: Path) -> dict[str, Any]:
         "training": {"steps": 4, "threads": 1, "device": "cpu"},
         "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2]},
     }
+
+
+def build_values_of_rows(model: Path, folder: Path) -> dict[str, Any]:
+    """The values of `build_values` on rows of a new file: each process of a run would import reasoning-gym for seconds."""
+    from grpo_core.config import apply_overrides
+
+    rows = folder / "sums.jsonl"
+    sums = ({"question": f"{one} + {other} =", "answer": str(one + other)} for one in range(10) for other in range(12))
+    rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
+    data = {"data.source": f"file:{rows}", "data.task_args": {}}
+    rewards = [{"fn": "exact_answer"}, {"fn": "length", "args": {"max_characters": 4}}]
+    return apply_overrides(build_values(model), {**data, "rewards": rewards})
 
 
 @pytest.fixture(scope="session")

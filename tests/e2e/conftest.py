@@ -11,13 +11,21 @@ import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from tests.conftest import build_values_of_rows
 from tests.e2e.postgres import private_postgres, why_no_postgres
+from tests.support import commands
 
 ROOT = Path(__file__).parents[2]
 
 
 Finished = subprocess.CompletedProcess[str]
 """A command that has ended."""
+
+
+@pytest.fixture(scope="session")
+def tiny_values(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The values of all these tests."""
+    return build_values_of_rows(tiny_model_dir, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
@@ -34,13 +42,16 @@ def prefect_api() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def grpo(prefect_api: str) -> Callable[..., Finished]:
-    """Return a function that runs the `grpo` command in a folder as a user would."""
+    """Return a function that runs the `grpo` command in a folder: a fork, or with variables that Prefect reads a process."""
 
     def run(*arguments: str, cwd: Path, timeout: float = 240, **environment: str) -> Finished:
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, **environment}
+        if not any(name.startswith(commands.READ_BY_PREFECT) for name in environment):
+            return commands.run(arguments, cwd, variables)
         return subprocess.run(
             [sys.executable, "-m", "flows.cli", *arguments],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, **environment},
+            env=variables,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -62,11 +73,11 @@ def tiny_yaml(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def finished_run(
-    grpo: Callable[..., Finished], tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory
+    grpo: Callable[..., Finished], prefect_api: str, tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Finished]:
-    """(RUN_DIR, the command) of a run of the whole flow; its MLflow store is mlflow.db beside the RUN_DIR."""
+    """(RUN_DIR, the command) of a run of the whole flow, as a user starts it; its store is mlflow.db beside the RUN_DIR."""
     folder = tmp_path_factory.mktemp("flow")
-    done = grpo("train", str(tiny_yaml), "--run-dir", "runs/one", cwd=folder)
+    done = grpo("train", str(tiny_yaml), "--run-dir", "runs/one", cwd=folder, PREFECT_API_URL=prefect_api)
     assert done.returncode == 0, done.stderr
     return folder / "runs" / "one", done
 

@@ -32,8 +32,8 @@ def test_a_run_is_evaluated_on_the_prompts_that_it_held_out(
     [
         ({}, "own", "heldout"),
         ({"evaluation.samples": 2, "evaluation.k": [1]}, "own", "heldout"),
-        ({"data.eval_fraction": 0.5}, "split", "chain_sum"),
-        ({"rollout.max_prompt_tokens": 63}, "split", "chain_sum"),
+        ({"data.eval_fraction": 0.5}, "split", "sums"),
+        ({"rollout.max_prompt_tokens": 63}, "split", "sums"),
         ({"data.source": "reasoning_gym:decimal_chain_sum"}, "all", "decimal_chain_sum"),
     ],
 )

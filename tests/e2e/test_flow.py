@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_core.run.journal import read_journal
+from tests.conftest import build_values
 from tests.step_keys import required_step_keys
 
 STEPS = 4
@@ -56,7 +58,7 @@ def test_run_dir_holds_everything(run_dir: Path) -> None:
 
 
 def test_every_required_key_has_exactly_one_point_a_step(mlflow_run: tuple[Any, Any]) -> None:
-    for key in required_step_keys(["reasoning_gym", "length"]):
+    for key in required_step_keys(["exact_answer", "length"]):
         assert [step for step, _ in history(mlflow_run, key)] == list(range(1, STEPS + 1)), key
 
 
@@ -115,26 +117,23 @@ def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, 
 
 
 @pytest.mark.proof
-def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """On a task of reasoning-gym, whose completions are judged in processes of their own."""
     from mlflow import MlflowClient
 
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(build_values(tiny_model_dir)))
     rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/drift, bound: 1.0e-9, action: stop}]"
     done = grpo(
-        "train",
-        str(tiny_yaml),
-        rule,
-        "training.steps=2000",
-        "evaluation.every_steps=null",
-        "--run-dir",
-        "runs/kl",
-        cwd=tmp_path,
+        "train", "tiny.yaml", rule, "training.steps=2000", "evaluation.every_steps=null", "--run-dir", "runs/kl", cwd=tmp_path
     )
     assert done.returncode == 3
     reason = "kl/init/drift is "
     assert reason in done.stderr
     assert "above the budget of 1e-09 nats" in done.stderr
     run_dir = tmp_path / "runs" / "kl"
-    end = read_journal(run_dir / "journal.jsonl")[-2]
+    records = read_journal(run_dir / "journal.jsonl")
+    assert all("reward/reasoning_gym/mean" in record.metrics for record in records if record.kind == "step")
+    end = records[-2]
     assert end.kind == "end"
     assert end.data["status"] == "stopped"
     assert 0 < end.step < 2000

@@ -78,8 +78,8 @@ def check_end(journal: Path, log: Path) -> None:
     ("number", "code", "before", "options"),
     [
         (signal.SIGINT, 130, (), ()),
-        (signal.SIGTERM, 143, ("timeout", "600"), ()),
-        (signal.SIGINT, 130, (), ("training.processes=2", "training.shards=1")),
+        pytest.param(signal.SIGTERM, 143, ("timeout", "600"), (), marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, (), ("training.processes=2", "training.shards=1"), marks=pytest.mark.slow),
     ],
     ids=["ctrl-c", "timeout", "ctrl-c-to-two-processes"],
 )

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from tests.conftest import build_values
 from tests.support.commands import grpo
 
 pytestmark = pytest.mark.proof
@@ -59,15 +59,14 @@ MISTAKES: list[tuple[list[str], str]] = [
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Path:
+def desk(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
     """A folder with what a first day brings: a configuration, rewards, rows, and a model that was cut off."""
     folder = tmp_path_factory.mktemp("desk")
-    model = Path(tiny_values["model"]["source"])
     (folder / "cut").mkdir()
-    for file in model.iterdir():
+    for file in tiny_model_dir.iterdir():
         content = file.read_bytes()
         (folder / "cut" / file.name).write_bytes(content[:-10] if file.name == "model.safetensors" else content)
-    (folder / "run.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, {"data.task_args": {}})))
+    (folder / "run.yaml").write_text(yaml.safe_dump(apply_overrides(build_values(tiny_model_dir), {"data.task_args": {}})))
     (folder / "my_rewards.py").write_text(REWARDS)
     rows = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(3)]
     lines = [json.dumps(row) for row in rows]

@@ -63,6 +63,7 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     assert table["status"].tolist() == ["finished"] * 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:
     before = service_processes(project.stack.folder)
     project.kill("worker-2")

@@ -71,6 +71,7 @@ def test_the_runs_of_a_sweep_that_shares_its_beginnings_have_the_figures_of_whol
     assert "18 of 48 steps (38%) are not run again" in shared.page.read_text()
 
 
+@pytest.mark.slow
 def test_a_key_that_changes_at_a_step_and_a_sweep_of_forks_come_to_the_same(grpo: Any, folder: Path) -> None:
     beta = {"loss.beta": [0.04, 0.5]}
     late = sweep(grpo, folder, "late", {"axes": beta, "from_step": {"loss.beta": 6}})

@@ -44,10 +44,10 @@ def test_up_again_changes_nothing_and_status_tells_the_addresses(project: Projec
     assert services["prefect"]["address"] == project.stack.prefect_address
 
 
-def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, finished: str) -> None:
+def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, finished: str, tiny_values: dict[str, Any]) -> None:
     run = project.flow_run(finished)
     assert run["name"] == "β 0 · G 4 · sync 3 · s0"
-    assert {"grpo", "preset:tiny", "data:reasoning_gym:chain_sum"} <= set(run["tags"])
+    assert {"grpo", "preset:tiny", f"data:{tiny_values['data']['source']}"} <= set(run["tags"])
     assert {"prepare-data", "train", "monitor", "report"} <= project.task_states(finished).keys()
     found = project.api("POST", "/artifacts/filter", {"flow_runs": {"id": {"any_": [finished]}}})
     artifacts = {artifact["key"]: artifact["data"] for artifact in found}
@@ -65,6 +65,7 @@ def test_a_run_shows_what_differs_and_where_it_is_tracked(project: Project, fini
     assert tracked_run.data.tags["prefect.flow_run_url"] == f"{project.stack.prefect_address}/runs/flow-run/{finished}"
 
 
+@pytest.mark.slow
 def test_grpo_train_uses_the_stack_that_is_up_here(project: Project) -> None:
     done = project.grpo("train", "tiny", "evaluation.samples=0", "--run-dir", "runs/direct")
     assert done.returncode == 0, done.stderr
@@ -143,6 +144,7 @@ def last_step(run_dir: Path) -> int:
     return max((record.step for record in read_journal(file)), default=0) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_down_ends_a_training_cleanly_when_prefect_has_died_and_up_starts_all_again(project: Project) -> None:
     run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/orphaned"')
     journal = project.run_dir(run_id) / "journal.jsonl"

@@ -15,16 +15,20 @@ import psutil
 import pytest
 import yaml
 
-from grpo_core.config import apply_overrides
+from grpo_core.config import apply_overrides, load_config
+from grpo_core.data.prepare import prepare
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.reproduction import compare_journals
 from grpo_core.run.warm import MODULE
 from grpo_core.sweep.folder import SweepDir
+from grpo_core.training.__main__ import main
 from tests.e2e.conftest import ROOT, Finished
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+STEPS = 16
+"""Enough for a training to be in the middle when it has noticed that its sweep is dead."""
 
 
 def write_sweep(folder: Path, tiny_values: dict[str, Any], base: dict[str, Any], **keys: Any) -> None:
@@ -61,12 +65,12 @@ def steps_of(run_dir: RunDir) -> int:
 def resumed(
     grpo: Callable[..., Finished], prefect_api: str, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepDir, Finished]:
-    """(a sweep of 2 arms with 2 group sizes that was killed twice, the command that ended it)."""
+    """(a sweep of 2 arms with 2 group sizes that was killed when some runs had ended, the command that ended it)."""
     folder = tmp_path_factory.mktemp("sweep")
     write_sweep(
         folder,
         tiny_values,
-        {"training.steps": 6, "training.checkpoint_every": 2},
+        {"training.steps": STEPS, "training.checkpoint_every": 4},
         question="Which β?",
         axes={"loss.beta": [0.01, 0.5], "rollout.group_size": [2, 4]},
         hold="completions",
@@ -74,8 +78,7 @@ def resumed(
         runs={"concurrency": 2},
     )
     sweep_dir = SweepDir(folder / "runs" / "one")
-    kill_when(lambda: steps_of(sweep_dir.run_dir(0, 3)) >= 3, prefect_api, folder, "sweep.yaml", "--sweep-dir", "runs/one")
-    kill_when(lambda: steps_of(sweep_dir.run_dir(2, 3)) >= 1, prefect_api, folder, "--resume", "runs/one")
+    kill_when(lambda: steps_of(sweep_dir.run_dir(2, 3)) >= 1, prefect_api, folder, "sweep.yaml", "--sweep-dir", "runs/one")
     return sweep_dir, grpo("sweep", "--resume", "runs/one", cwd=folder)
 
 
@@ -86,12 +89,12 @@ def test_every_arm_and_seed_is_there_exactly_once(resumed: tuple[SweepDir, Finis
     assert sorted(zip(runs["arm"], runs["seed"], strict=True)) == [(arm, 3) for arm in range(4)]
     assert set(runs["status"]) == {"finished"}
     steps = pandas.read_parquet(sweep_dir.results / "steps.parquet")
-    assert steps.groupby(["arm", "seed"])["step"].apply(list).tolist() == [[1, 2, 3, 4, 5, 6]] * 4
+    assert steps.groupby(["arm", "seed"])["step"].apply(list).tolist() == [list(range(1, STEPS + 1))] * 4
     lines = [json.loads(line) for line in sweep_dir.outcomes_file.read_text().splitlines()]
     assert len(lines) == 4
     assert "4 finished" in done.stdout
     assert "<h1>" in (sweep_dir.report / "report.html").read_text()
-    # What was ready for a next run, of the killed sweeps as well, is that run or gone.
+    # What was ready for a next run, of the killed sweep as well, is that run or gone.
     ready = [one.info["cwd"] for one in psutil.process_iter(["cmdline", "cwd"]) if MODULE in (one.info["cmdline"] or ())]
     assert str(sweep_dir.path.parents[1]) not in ready
 
@@ -132,17 +135,18 @@ def test_a_run_of_the_sweep_has_its_page_also_in_mlflow(
     assert "index.html" in {file.path for file in artifacts}
 
 
-def test_a_run_of_the_sweep_is_the_run_of_its_configuration(
-    resumed: tuple[SweepDir, Finished], grpo: Callable[..., Finished]
-) -> None:
+def test_a_run_of_the_sweep_is_the_run_of_its_configuration(resumed: tuple[SweepDir, Finished], tmp_path: Path) -> None:
     """An arm that was killed and resumed inside the sweep, and the same settings by hand, step by step."""
-    sweep_dir, _ = resumed
-    overrides = ("loss.beta=0.01", "rollout.group_size=2", "rollout.num_prompts_per_step=6", "training.seed=3")
-    done = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/hand", cwd=sweep_dir.path.parents[1])
-    assert done.returncode == 0, done.stderr
-    by_hand = read_journal(RunDir(sweep_dir.path.parent / "hand").journal_file)
-    compared = compare_journals(by_hand, read_journal(sweep_dir.run_dir(0, 3).journal_file))
-    assert compared.steps == 6
+    sweep_dir, by_hand = resumed[0], RunDir(tmp_path / "hand")
+    overrides = {"loss.beta": 0.5, "rollout.group_size": 2, "rollout.num_prompts_per_step": 6, "training.seed": 3}
+    config = load_config(sweep_dir.path.parents[1] / "tiny.yaml", overrides)
+    by_hand.create(config)
+    prepare(config, by_hand.data)
+    assert main([str(by_hand.path)]) == 0
+    killed = read_journal(sweep_dir.run_dir(2, 3).journal_file)
+    assert any(record.kind == "resume" for record in killed)
+    compared = compare_journals(read_journal(by_hand.journal_file), killed)
+    assert compared.steps == STEPS
     assert compared.is_identical, compared.differences[:3]
 
 

@@ -83,7 +83,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("interrupts", [1, 2])
+@pytest.mark.parametrize("interrupts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_ctrl_c_the_run_is_resumed_to_the_same_end(
     interrupts: int, tiny_values: dict[str, Any], tiny_config: Callable[..., RunConfig]
 ) -> None:

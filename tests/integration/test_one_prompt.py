@@ -1,22 +1,31 @@
 """A prompt that is put to a run's policies gets the answers that its evaluations hold."""
 
+import signal
 from pathlib import Path
 
 import pandas
 import pytest
 
-from grpo_core import RunDir, train
-from grpo_core.data.prepare import load_frozen
+from grpo_core import RunDir
+from grpo_core.config import load_config
+from grpo_core.data.prepare import load_frozen, prepare
 from grpo_core.errors import DataError, ModelError
 from grpo_core.evaluation.one_prompt import answers
+from grpo_core.training.__main__ import EVALUATE, main
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    folder = tmp_path_factory.mktemp("one_prompt") / "run"
+    run_dir = RunDir(tmp_path_factory.mktemp("one_prompt") / "run")
     few = {"rollout.num_prompts_per_step": 32, "evaluation.num_prompts": 60, "evaluation.samples": 0}
-    train("sums_tiny_cpu", overrides={"training.steps": 4, "optimizer.lr": 0.003, **few}, run_dir=folder, progress=False)
-    return RunDir(folder)
+    config = load_config("sums_tiny_cpu", {"training.steps": 4, "optimizer.lr": 0.003, **few})
+    run_dir.create(config)
+    prepare(config, run_dir.data)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    assert main([str(run_dir.path), EVALUATE]) == 0
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return run_dir
 
 
 def test_both_policies_answer_as_they_did_when_they_were_evaluated(run_dir: RunDir) -> None:

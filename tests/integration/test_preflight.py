@@ -235,13 +235,17 @@ def test_other_mistakes_are_found_at_once(faults: Any) -> None:
 
 
 def test_all_mistakes_are_listed_at_once_and_a_run_without_one_has_none(
-    faults: Any, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+    faults: Any, beside: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = faults("nowhere", overrides={"model.source": "nobody/nothing"})
+    rows = ({"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(120))
+    (beside / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"data.source": f"file:{beside / 'many.jsonl'}", "data.task_args": {}, "rewards": [{"fn": "exact_answer"}]}
+    enough = {"data.eval_fraction": 0.5, "evaluation.num_prompts": 40}  # to measure an accuracy
     assert [fault.split(":")[0].split()[0] for fault in found] == ["model.source", "rewards.0.fn"]
-    assert require_start(tiny_config(), ()) == ()
+    assert require_start(tiny_config({**data, **enough}), ()) == ()
     with pytest.raises(ConfigError, match=r"model\.source 'nobody/nothing'"):
-        require_start(tiny_config({"model.source": "nobody/nothing"}), ())
+        require_start(tiny_config({**data, "model.source": "nobody/nothing"}), ())
     monkeypatch.setenv("HOME", str(Path(sys.executable).parent))
     there = {"training.python": f"~/{Path(sys.executable).name}", "model.source": "nobody/nothing"}  # nothing to look at
     assert faults(overrides=there) == found[:1]

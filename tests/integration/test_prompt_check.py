@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import DataError
 from grpo_core.run.preflight import Preflight, check_start
+from grpo_core.run.rehearsal import look_at_data
 from tests.conftest import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.proof
@@ -23,6 +25,23 @@ INSTRUCTIONS = (  # as Mistral's: the answer follows the question at once
     "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]{% else %} {{ m['content'] }}<|end|>{% endif %}"
     "{% endfor %}"
 )
+
+
+@dataclass(frozen=True)
+class Found:
+    faults: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def look(config: Any) -> Found:
+    """Return what the process that looks at the data of a run says, without the process."""
+    said: dict[str, list[str]] = {"faults": [], "warnings": []}
+    try:
+        for kind, text in look_at_data(config, ()):
+            said.setdefault(kind, []).append(text)
+    except DataError as error:
+        said["faults"].append(str(error))
+    return Found(tuple(said["faults"]), tuple(said["warnings"]))
 
 
 class Desk:
@@ -49,10 +68,10 @@ class Desk:
             }
         )
 
-    def check(self, prompts: list[Any], **values: Any) -> Preflight:
+    def check(self, prompts: list[Any], **values: Any) -> Found:
         """Return what is found before a run, whose refusals have to be those of the training."""
         config = self.config(prompts, **values)
-        found = check_start(config, ())
+        found = look(config)
         if found.faults:
             with pytest.raises(DataError) as error:
                 read_prompts(config)
@@ -75,7 +94,7 @@ def desk(tmp_path: Path, tiny_model_dir: Path, tiny_config: Callable[..., Any]) 
     return Desk(tmp_path, tiny_model_dir, tiny_config)
 
 
-def about_prompts(found: Preflight) -> list[str]:
+def about_prompts(found: Found | Preflight) -> list[str]:
     return [text for text in found.warnings if "chat_template" in text or "pattern" in text]
 
 
@@ -136,3 +155,11 @@ def test_an_end_of_turn_that_ends_no_completion_is_doubtful(desk: Desk) -> None:
     assert "add 2 (<|system|>) to eos_token_id of generation_config.json" in warning
     desk.end_with([1, 2])
     assert about_prompts(desk.check(["3+4="])) == []
+
+
+def test_both_kinds_are_found_by_the_process_that_looks_before_a_run(desk: Desk) -> None:
+    config = desk.config(["3+4=", [{"role": "system", "content": "Answer."}]])
+    assert check_start(config, ()).faults == look(config).faults != ()
+    desk.template(NO_OPENING.replace("<|end|>", "<|end|>\n"))
+    config = desk.config(["3+4="])
+    assert about_prompts(check_start(config, ())) == about_prompts(look(config)) != []

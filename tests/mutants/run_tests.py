@@ -27,6 +27,7 @@ import pytest
 import reasoning_gym
 import scipy.stats
 import torch
+import torch.distributed.fsdp
 import transformers
 
 PRELOADED = (
@@ -105,6 +106,29 @@ def run(tests: Sequence[str], before: str, options: Sequence[str]) -> dict[str, 
     return {"package": str(Path(grpo_core.__file__ or "").resolve()), "exit": code, **first.seen}
 
 
+def have_a_rank_server_ready(unused: int) -> None:
+    """Fork a process that becomes the server of ranks in these tests if one is wanted, and ends with this one."""
+    (asked, ask), (answers, answer) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        for number in (ask, answers, unused):
+            os.close(number)
+        try:
+            from tests.support.ranks import wait_to_be_used
+
+            with os.fdopen(asked) as questions, os.fdopen(answer, "w") as replies:
+                wait_to_be_used(questions, replies)
+        except SystemExit as ended:  # a rank's
+            os._exit(int(ended.code or 0))
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(1)
+    os.close(asked)
+    os.close(answer)
+    os.environ["GRPO_RANK_SERVER"] = f"{ask} {answers}"
+
+
 def run_forked(request: dict[str, Any]) -> dict[str, object]:
     """Run the tests of a request in a process of their own, for `timeout` seconds at most."""
     reading, writing = os.pipe()
@@ -115,6 +139,7 @@ def run_forked(request: dict[str, Any]) -> dict[str, object]:
             os.close(reading)
             # What the tests print is not an answer.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            have_a_rank_server_ready(writing)
             with os.fdopen(writing, "w") as answer:
                 answer.write(json.dumps(run(request["tests"], request["first"], request["options"])))
             os._exit(0)

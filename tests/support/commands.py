@@ -1,6 +1,7 @@
 """`grpo` commands as forks of one process that has imported what they need: each takes the time of its work alone.
 
-What is asked of a command as a process (its start, signals, Prefect, MLflow) is asked of `python -m flows.cli` itself.
+A fork ends as any process of Python does: its threads end, and what is registered for the exit is called. What is asked of a
+command as a process (its start, signals, its command line, `--debug`) is asked of `python -m flows.cli` itself.
 """
 
 import atexit
@@ -11,19 +12,24 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from tasks.plain_logs import QUIET
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = (
     "flows.cli.app",
     "flows.cli.run",
+    "flows.evaluate",
+    "flows.train",
     "grpo_core.compare.runs",
     "grpo_core.run.preflight",
     "grpo_core.rewards.bounded",
     "grpo_core.run.boxes",
+    "mlflow",
     "optuna",
     "pandas",
     "prefect",
@@ -38,11 +44,16 @@ READ_BY_PREFECT = ("PREFECT_", "HOME")
 
 def grpo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     """Run the command in a folder, with this process's environment; return its exit code and what it printed."""
-    server = _server(*(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(READ_BY_PREFECT)))
+    return run(arguments, cwd, {**os.environ})
+
+
+def run(arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a folder and an environment; return its exit code and what it printed."""
+    server = _server(*(item for item in sorted(environment.items()) if item[0].startswith(READ_BY_PREFECT)))
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        asked = {"arguments": arguments, "cwd": str(cwd), "environment": {**os.environ}, "folder": folder}
+        asked = {"arguments": arguments, "cwd": str(cwd), "environment": {**environment}, "folder": folder}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
         code = int(server.stdout.readline())
@@ -51,38 +62,29 @@ def grpo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]
 
 
 @cache
-def _server(*_: str) -> "subprocess.Popen[str]":
+def _server(*read: tuple[str, str]) -> "subprocess.Popen[str]":
     """Return the process of which the commands with some settings of Prefect are forks; it ends with this one."""
     command = [sys.executable, "-m", "tests.support.commands"]
-    server = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    others = {name: value for name, value in os.environ.items() if not name.startswith(READ_BY_PREFECT)}
+    environment = {**QUIET, **others, **dict(read)}
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(server.communicate)
     return server
 
 
-def _become(asked: dict[str, Any]) -> NoReturn:
+def _become(asked: dict[str, Any]) -> None:
     """Be a command from now on."""
     from flows.cli.app import main
 
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number in (1, 2):
-            os.dup2(os.open(Path(asked["folder"]) / str(number), os.O_WRONLY | os.O_CREAT), number)
-        os.environ.clear()
-        os.environ.update(asked["environment"])
-        sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))  # Python reads it when it starts
-        os.chdir(asked["cwd"])
-        sys.path[0], sys.argv[:] = asked["cwd"], ["grpo", *asked["arguments"]]
-        main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # noqa: BLE001  (as Python itself prints it)
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(os.open(Path(asked["folder"]) / str(number), os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))  # Python reads it when it starts
+    os.chdir(asked["cwd"])
+    sys.path[0], sys.argv[:] = asked["cwd"], ["grpo", *asked["arguments"]]
+    main()
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            _become(json.loads(line))
+            return _become(json.loads(line))
         sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         sys.stdout.flush()
 

@@ -1,7 +1,8 @@
 """Processes that work together, started as torchrun starts them: the ranks of a training, or of any function.
 
 They are forks of one server, `python -m tests.support.ranks`, which imports torch and the trainer once: a rank costs a fraction
-of a second instead of four. Nothing is computed before a fork, so each rank is a process like any other.
+of a second instead of four. Nothing is computed before a fork, so each rank is a process like any other. Whoever runs these
+tests in forks of a process that has torch and transformers loaded (tests/mutants) has another fork ready to be the server.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pytest
 
@@ -28,22 +29,36 @@ SECONDS = 240.0
 """After which ranks that have not ended are killed."""
 TRAIN = "tests.support.ranks:train"
 """Be a rank of a training, in `RankServer.run`."""
+READY_VARIABLE = "GRPO_RANK_SERVER"
+"""`IN OUT`: descriptors of a fork that waits in `wait_to_be_used`; the first server of a session takes it."""
 PRELOADED = ("grpo_core.training.loop", "grpo_core.training.session", "reasoning_gym", "torch.distributed.fsdp")
 
 
 class RankServer:
     """Starts ranks and waits for them; each writes what it prints to `rank_N.log`."""
 
+    _process: "subprocess.Popen[str] | None" = None
+
     def __init__(self) -> None:
-        """Start the server."""
-        self._process = subprocess.Popen(
+        """Start the server, or take the one that is ready."""
+        ready = os.environ.pop(READY_VARIABLE, "").split()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        if ready:
+            self._asked, self._answers = (os.fdopen(int(number), mode) for number, mode in zip(ready, "wr", strict=True))
+            self._asked.write(json.dumps(environment) + "\n")
+            return
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ranks"],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=environment,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._asked, self._answers = process.stdin, process.stdout
+        self._process = process
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -51,16 +66,18 @@ class RankServer:
 
     def __exit__(self, *_: object) -> None:
         """End it."""
-        self._process.communicate()
+        self._asked.close()
+        self._answers.read()
+        self._answers.close()
+        if self._process is not None:
+            self._process.wait()
 
     def run(self, entry: str, argument: str, processes: int, logs: Path) -> list[int]:
         """Call `module:function` with an argument in each of some ranks; return their exit codes, 0 where it gives None."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         asked = {"entry": entry, "argument": argument, "processes": processes, "logs": str(logs)}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        codes: list[int] = json.loads(self._process.stdout.readline())
+        self._asked.write(json.dumps(asked) + "\n")
+        self._asked.flush()
+        codes: list[int] = json.loads(self._answers.readline())
         return codes
 
     def train(self, run_dir: RunDir, processes: int, entry: str = TRAIN) -> None:
@@ -168,18 +185,26 @@ def _exit_codes(pids: Sequence[int]) -> Iterator[int]:
         yield os.waitstatus_to_exitcode(ended[1])
 
 
-def main() -> None:
-    """Answer each line of standard input with the exit codes of the ranks that it asks for."""
+def serve(asked: IO[str], answers: IO[str]) -> None:
+    """Answer each line with the exit codes of the ranks that it asks for."""
     gc.disable()  # what is imported stays
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    for line in sys.stdin:
+    for line in asked:
         codes = list(_exit_codes(_start(json.loads(line))))
-        sys.stdout.write(json.dumps(codes) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(codes) + "\n")
+        answers.flush()
+
+
+def wait_to_be_used(asked: IO[str], answers: IO[str]) -> None:
+    """Wait for an environment, and be a server in it; end where nobody comes."""
+    if environment := asked.readline():
+        os.environ.clear()
+        os.environ.update(json.loads(environment))
+        serve(asked, answers)
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.stdin, sys.stdout)
