@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "entropy-sign",
         LOGPROBS,
-        "token_logps.chunk",
+        "token_logps_and_entropy.chunk",
         "-all_logps.exp().mul_(all_logps).sum(dim=-1)",
         "all_logps.exp().mul_(all_logps).sum(dim=-1)",
         ("test_logprobs",),
@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "entropy-with-gradient",
         LOGPROBS,
-        "token_logps.chunk",
+        "token_logps_and_entropy.chunk",
         "torch.no_grad()",
         "torch.enable_grad()",
         ("test_logprobs",),

@@ -111,6 +111,7 @@ def test_log_probabilities_and_exact_kl_are_of_the_temperature_scaled_policies(t
     torch.testing.assert_close(
         plain.logps[0], policy.gather(1, batch.completion_ids[2].unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5
     )
+    torch.testing.assert_close(hot.logps(batch)[2], plain.logps[0], rtol=0, atol=1e-6)  # beside other rows
     torch.testing.assert_close(plain.entropy[0], -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-5)
     torch.testing.assert_close(figures.full_kl[0], (policy.exp() * (policy - ref)).sum(-1), rtol=1e-3, atol=1e-6)
     assert torch.equal(figures.logps, plain.logps)
