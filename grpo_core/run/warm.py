@@ -179,36 +179,59 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
 
 def _serve(descriptor: int) -> tuple[bytes, int, int] | None:
     """Fork for each command, and report exit codes; return in the fork (command, log, lifeline), None where all is done."""
-    control, running, forks = socket.socket(fileno=descriptor), dict[int, tuple[int, socket.socket]](), not visible_gpus()
-    while True:
-        readable = select.select([control.fileno(), *running], [], [])[0]
-        for ended in (one for one in readable if one in running):
-            pid, answers = running.pop(ended)
-            os.close(ended)
-            with answers, contextlib.suppress(OSError):  # nobody may wait for it any more
-                answers.sendall(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-        if control.fileno() not in readable:
-            continue
-        asked, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
-        if not asked:
-            return None
-        log, lifeline, answering = descriptors
-        answers = socket.socket(fileno=answering)
-        if not forks:
-            control.close()
-            answers.sendall(str(os.getpid()).encode())
-            answers.detach()  # it closes when this process ends
-            return asked, log, lifeline
-        if not (pid := os.fork()):
-            os.setsid()
-            for open_one in (control, answers, *(other for _, other in running.values())):
-                open_one.close()
-            return asked, log, lifeline
-        running[os.pidfd_open(pid)] = pid, answers
-        for number in (log, lifeline):
-            os.close(number)
-        with contextlib.suppress(OSError):
-            answers.sendall(str(pid).encode())
+    control, running, forks = socket.socket(fileno=descriptor), dict[int, socket.socket](), not visible_gpus()
+    with _noticed_ends() as ended:
+        while True:
+            readable = select.select([control.fileno(), ended], [], [])[0]
+            if ended in readable:
+                os.read(ended, MOST_BYTES)
+                _report_ends(running)
+            if control.fileno() not in readable:
+                continue
+            asked, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
+            if not asked:
+                return None
+            log, lifeline, answering = descriptors
+            answers = socket.socket(fileno=answering)
+            if not forks:
+                control.close()
+                answers.sendall(str(os.getpid()).encode())
+                answers.detach()  # it closes when this process ends
+                return asked, log, lifeline
+            if not (pid := os.fork()):
+                os.setsid()
+                for open_one in (control, answers, *running.values()):
+                    open_one.close()
+                return asked, log, lifeline
+            running[pid] = answers
+            for number in (log, lifeline):
+                os.close(number)
+            with contextlib.suppress(OSError):
+                answers.sendall(str(pid).encode())
+
+
+@contextlib.contextmanager
+def _noticed_ends() -> Iterator[int]:
+    """Yield a descriptor that has something to read when a fork has ended."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored wakes nobody
+    signal.set_wakeup_fd(writing)
+    try:
+        yield reading
+    finally:  # in the fork, too
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(reading)
+        os.close(writing)
+
+
+def _report_ends(running: dict[int, socket.socket]) -> None:
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            with running.pop(pid) as answers, contextlib.suppress(OSError):  # nobody may wait for it any more
+                answers.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _become(asked: bytes, log: int, lifeline: int) -> None:
