@@ -1,8 +1,9 @@
 """How often a sweep establishes an effect of the size that `grpo sweep --plan` calls its smallest: 80 % is promised.
 
-Simulated sweeps draw every run from the variance model. Real ones are the sweeps of few seeds into which one sweep of many
-seeds is split, its own difference taken away and the planned one put in its place. Both are analysed by the report's own code,
-with its correction for everything that a report tests.
+Simulated sweeps draw every run from the variance model. Real ones are finished sweeps that differ in their seeds alone, or one
+of many seeds, which is split: twice, with the planned difference in the place of the one they have, and as they are, beside the
+chance that the plan gives the difference of all of them together. All are analysed by the report's own code, with its
+correction for everything that a report tests.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from grpo_core.sweep.results import collect
 from grpo_core.sweep.schema import PrimaryConfig, SweepConfig
 from grpo_core.sweep.statistics.effects import Difference
 from grpo_core.sweep.statistics.findings import find
-from grpo_core.sweep.statistics.power import POWER, Question, questions, smallest_effect
+from grpo_core.sweep.statistics.power import POWER, Question, claim_power, questions, smallest_effect
 from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.sweep.statistics.variance import Variance
 
@@ -114,28 +115,53 @@ def detection(case: Case, replications: int, seed: int = 0) -> float:
     return sum(establishes(case, draw(random, case, effect)) for _ in range(replications)) / replications
 
 
-def real_sweeps(folder: Path, seeds: int) -> Iterator[tuple[str, int, float]]:
-    """Yield of each axis of a finished sweep: its name, the sweeps of `seeds` seeds that it holds, and the share that finds it.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """How often real sweeps establish an axis' last level against its first."""
 
-    The plan knows all of its runs. Levels beyond the first of an axis are shifted so that their mean is the first's plus the
-    smallest effect.
+    axis: str
+    sweeps: int
+    effect: float
+    """The true one: planned, or the mean of all seeds."""
+    planned: float
+    """The chance of the plan."""
+    share: float
+    """Of the sweeps that establish it."""
+
+
+def real_sweeps(folders: Sequence[Path], seeds: int) -> Iterator[Found]:
+    """Yield of each axis of finished sweeps the planned effect, put in the place of its own, and then its own.
+
+    Their runs are put together and dealt out again, `seeds` seeds to a sweep. The plan knows all of them. `seeds` that differ
+    from the folders' own split or join sweeps; those left over are in none.
     """
-    whole = collect(SweepDir(folder).read())
+    swept = [collect(SweepDir(folder).read()) for folder in folders]
+    whole = swept[0]
     config = whole.config.model_copy(update={"seeds": tuple(range(seeds)), "primary": None})
-    pilot = read_pilot([folder], config.objective)
+    pilot = read_pilot(folders, config.objective)
     variance = pilot.variance.of_pair(pilot.samples, pilot.num_prompts)
-    table = whole.complete.pivot_table(index="arm", columns="seed", values="objective").dropna(axis=1)
+    tables = (one.complete.pivot_table(index="arm", columns="seed", values="objective") for one in swept)
+    table = pandas.concat(list(tables), axis=1).dropna(axis=1).to_numpy()
     settings = [tuple(arm.values[knob] for knob in config.axes) for arm in whole.arms]
-    centred = table.to_numpy() - table.to_numpy().mean(axis=1, keepdims=True)
-    random, count = np.random.default_rng(0), table.shape[1] // seeds
+    centred = table - table.mean(axis=1, keepdims=True)
     for place, (knob, question) in enumerate(zip(config.axes, questions(config), strict=False)):
-        last = whole.levels(knob)[-1]
-        better = np.array([levels[place] == last for levels in settings])[:, None]
-        values = centred + smallest_effect(variance, seeds, question) * better
-        parts = (values[:, seeds * part : seeds * (part + 1)] for part in range(count))
-        found = (find(_as_runs(config, settings, part, random), OUTCOMES).contrasts("objective", knob) for part in parts)
-        hits = [any(one.is_claim and last in (one.first, one.second) for one in contrasts) for contrasts in found]
-        yield question.name, count, sum(hits) / count
+        first, *_, last = whole.levels(knob)
+        of_last, of_first = (np.array([levels[place] == level for levels in settings]) for level in (last, first))
+        own = float(table[of_last].mean() - table[of_first].mean())
+        smallest = smallest_effect(variance, seeds, question)
+        chance = claim_power(own / math.sqrt(variance / (question.matched * seeds)), seeds, question)
+        shifted = centred + smallest * of_last[:, None]
+        for values, effect, planned in ((shifted, smallest, POWER), (table, own, chance)):
+            sweeps = [values[:, start : start + seeds] for start in range(0, values.shape[1] - seeds + 1, seeds)]
+            hits = sum(_establishes_ends(config, settings, part, knob, {first, last}) for part in sweeps)
+            yield Found(axis=question.name, sweeps=len(sweeps), effect=effect, planned=planned, share=hits / len(sweeps))
+
+
+def _establishes_ends(
+    config: SweepConfig, settings: Sequence[tuple[object, ...]], values: np.ndarray, knob: str, ends: set[object]
+) -> bool:
+    found = find(_as_runs(config, settings, values, np.random.default_rng(0)), OUTCOMES)
+    return any(one.is_claim for one in found.contrasts("objective", knob) if {one.first, one.second} == ends)
 
 
 def _detection(arguments: tuple[Case, int]) -> float:
@@ -147,14 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--replications", type=int, default=200)
-    parser.add_argument("--real", type=Path, help="folder of a finished sweep of many seeds, which is split")
-    parser.add_argument("--seeds", type=int, default=3, help="of each part of it")
+    parser.add_argument("--real", type=Path, nargs="+", help="folders of finished sweeps; one of many seeds is split")
+    parser.add_argument("--seeds", type=int, default=3, help="of each of them")
     given = parser.parse_args(arguments)
-    print(f"| sweeps | seeds | question | count | established, {POWER:.0%} planned |\n|---|---|---|---|---|")
     if given.real:
-        for name, count, share in real_sweeps(given.real, given.seeds):
-            print(f"| real | {given.seeds} | {name} | {count} | {share:.0%} |")
+        print("| axis | seeds | sweeps | effect | planned | established |\n|---|---|---|---|---|---|")
+        for one in real_sweeps(given.real, given.seeds):
+            counts = f"{one.axis} | {given.seeds} | {one.sweeps}"
+            print(f"| {counts} | {one.effect:.4f} | {one.planned:.0%} | {one.share:.0%} |")
         return 0
+    print(f"| sweeps | seeds | question | count | established, {POWER:.0%} planned |\n|---|---|---|---|---|")
     outside = 0
     with ProcessPoolExecutor(given.jobs) as pool:
         shares = pool.map(_detection, [(case, given.replications) for case in CASES])
