@@ -84,10 +84,10 @@ class Passes:
     """Counts the passes of this process without gradient over all completions, by the phase of the step."""
 
     def __init__(self) -> None:
-        """Count from now on: `exact_kl` is a pass of each policy."""
+        """Count from now on: an exact KL is a pass more."""
         self._phase, self._counts = "logps", Counter[str]()
-        for name, times in (("logps", 1), ("measure", 1), ("exact_kl", 2)):
-            setattr(Policy, name, self._counted(getattr(Policy, name), times))
+        for name in ("logps_and_kl", "measure"):
+            setattr(Policy, name, self._counted(getattr(Policy, name)))
         update = Updater.update
 
         def updated(*arguments: Any) -> UpdateResult:
@@ -101,10 +101,10 @@ class Passes:
         counts, self._counts, self._phase = dict(self._counts), Counter(), "logps"
         return counts
 
-    def _counted(self, function: Callable[..., Any], times: int) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> Any:
-            self._counts[self._phase] += times
-            return function(*arguments, **named)
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(policy: Policy, completions: Any, other: Policy | None = None) -> Any:
+            self._counts[self._phase] += 1 if other is None else 2
+            return function(policy, completions, other)
 
         return run
 

@@ -45,11 +45,10 @@ from grpo_core.training.step import (
     collect_rollouts,
     conclude_step,
     distance_from_reference,
-    exact_kls,
     figures_of_policy,
-    initial_logps,
     probe,
     prompts_for,
+    under_references,
 )
 from grpo_core.training.update import OptimizerStep, clipped_tokens, log_weights
 from grpo_core.types import SCHEDULE, Prompt, RefSync
@@ -117,16 +116,12 @@ class Observer(TrainerCallback):  # type: ignore[misc]
         session, rollouts = self.session, self.rollouts
         with self._clock("logps"), self._evaluating():
             self._probed = probe(session, self.step)
-            ref = session.reference.current.logps(rollouts)
-            initial = initial_logps(session, rollouts, ref, self.step)
+            there = under_references(session, rollouts, self.step)
             before = session.policy.measure(rollouts)
-            exact, exact_init = exact_kls(session, rollouts, self.step)
         self.batch = TrainingBatch(
-            rollouts=rollouts, advantages=advantages.detach().clone(), ref_logps=ref, old_logps=before.logps
+            rollouts=rollouts, advantages=advantages.detach().clone(), ref_logps=there.ref, old_logps=before.logps
         )
-        self.logps = measure.StepLogps(
-            old=before.logps, ref=ref, initial=initial, entropy=before.entropy, full_ref=exact, full_init=exact_init
-        )
+        self.logps = measure.StepLogps(old=before.logps, entropy=before.entropy, **vars(there))
 
     def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
         """Add one pass: TRL's loss, and the ratios and KL of its own log-probabilities.

@@ -80,21 +80,27 @@ class Clock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepLogps:
+class ReferenceLogps:
+    """What reference and initial policy say of one step's completions; None where a figure was not measured at this step."""
+
+    ref: Float[Tensor, "B T"]
+    """Log-probabilities under the reference."""
+    initial: Float[Tensor, "B T"] | None
+    """Under the initial policy."""
+    full_ref: Float[Tensor, "B T"] | None = None
+    """Exact KL of the policy before its update to the reference, summed over the vocabulary."""
+    full_init: Float[Tensor, "B T"] | None = None
+    """The same to the initial policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLogps(ReferenceLogps):
     """Log-probabilities of one step's completions, before its update."""
 
     old: Float[Tensor, "B T"]
     """Under the policy that made the rollouts, trainer's forward pass."""
-    ref: Float[Tensor, "B T"]
-    """Under the reference."""
-    initial: Float[Tensor, "B T"] | None
-    """Under the initial policy; None where it was not measured at this step."""
     entropy: Float[Tensor, "B T"]
     """Entropies of the policy that made the rollouts."""
-    full_ref: Float[Tensor, "B T"] | None = None
-    """Exact KL to the reference, summed over the vocabulary; None where it was not measured at this step."""
-    full_init: Float[Tensor, "B T"] | None = None
-    """The same to the initial policy."""
 
 
 def kl_figures(logps: StepLogps, completions: SampledCompletions) -> Measured:

@@ -84,9 +84,6 @@ def as_tensors(scores: ScoredCompletions) -> tuple[Float[Tensor, " B"], dict[str
     }
 
 
-ExactKL = Float[Tensor, "B T"] | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What a step leaves behind."""
@@ -123,49 +120,33 @@ def update(
     """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
     with clock("logps"), strictly_deterministic():
-        ref_logps = session.reference.current.logps(rollouts)
-        initial = initial_logps(session, rollouts, ref_logps, step)
+        there = under_references(session, rollouts, step)
         measured = session.policy.measure(rollouts) if updater.needs_old_logps else None
-        exact, exact_init = exact_kls(session, rollouts, step)
-    batch = updater.prepare(rollouts, ref_logps, None if measured is None else measured.logps)
+    batch = updater.prepare(rollouts, there.ref, None if measured is None else measured.logps)
     with clock("update"), strictly_deterministic():
         result = updater.update(batch, step)
     before = measured or result.first
-    exact = exact if before.full_kl is None else before.full_kl
-    logps = measure.StepLogps(
-        old=before.logps,
-        ref=ref_logps,
-        initial=initial,
-        entropy=before.entropy,
-        full_ref=exact,
-        full_init=exact_init if session.reference.has_moved else exact,
-    )
-    return batch, result, logps
+    if before.full_kl is not None:
+        full_init = there.full_init if session.reference.has_moved else before.full_kl
+        there = replace(there, full_ref=before.full_kl, full_init=full_init)
+    return batch, result, measure.StepLogps(old=before.logps, entropy=before.entropy, **vars(there))
 
 
-def initial_logps(
-    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], step: int
-) -> Float[Tensor, "B T"] | None:
-    """Return those under the initial policy, None where `step` is not due; until the first sync it is the reference."""
-    reference = session.reference
-    if not reference.has_moved:
-        return ref_logps
-    return None if step % session.config.reference.kl_init_every else reference.initial.logps(rollouts)
+def under_references(session: Session, rollouts: Rollouts, step: int) -> measure.ReferenceLogps:
+    """Return what the reference and the initial policy, which is the reference until its first sync, say of a step.
 
-
-def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL, ExactKL]:
-    """Return the exact KL of each token to the reference and to the initial policy; None where `step` is not due.
-
-    Passes of their own: beside another model the policy's log-probabilities are cut into other chunks and differ in their last
-    digits, and what is trained shall not depend on what is measured. None as well where the update's first pass measures it.
+    The exact KL takes a pass of the policy of its own: beside another model its log-probabilities are cut into other chunks and
+    differ in their last digits, and what is trained shall not depend on what is measured. The one to the reference is left
+    to the update where its first pass gives it.
     """
-    settings, reference, policy = session.config.reference, session.reference, session.policy
-    if not is_every(settings.kl_full_every, step):
-        return None, None
-    to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.current)
+    settings, reference = session.config.reference, session.reference
+    policy = session.policy if is_every(settings.kl_full_every, step) else None
+    ref, full_ref = reference.current.logps_and_kl(rollouts, None if session.updater.gives_full_kl else policy)
     if not reference.has_moved:
-        return to_reference, to_reference
-    return to_reference, None if step % settings.kl_init_every else policy.exact_kl(rollouts, reference.initial)
+        return measure.ReferenceLogps(ref=ref, initial=ref, full_ref=full_ref, full_init=full_ref)
+    is_due = step % settings.kl_init_every == 0
+    initial, full_init = reference.initial.logps_and_kl(rollouts, policy) if is_due else (None, None)
+    return measure.ReferenceLogps(ref=ref, initial=initial, full_ref=full_ref, full_init=full_init)
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:

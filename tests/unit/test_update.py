@@ -116,6 +116,9 @@ def test_log_probabilities_and_exact_kl_are_of_the_temperature_scaled_policies(t
     torch.testing.assert_close(figures.full_kl[0], (policy.exp() * (policy - ref)).sum(-1), rtol=1e-3, atol=1e-6)
     assert torch.equal(figures.logps, plain.logps)
     assert torch.equal(figures.entropy, plain.entropy)
+    beside, exact = other.logps_and_kl(batch, hot)
+    assert torch.equal(beside, other.logps(batch))
+    torch.testing.assert_close(exact[2], figures.full_kl[0], rtol=1e-4, atol=1e-6)
 
 
 # Ratios of tokens that four rows of 3, 1, 4 and 2 tokens had since their rollout; the nines are masked.
