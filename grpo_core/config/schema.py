@@ -333,8 +333,8 @@ class TrainingConfig(Section):
     """Whether an update keeps each layer's input alone for the backward pass, which computes the layer again: the same
     result up to rounding, far less memory, and a third more work. Layers of full attention only."""
     packed_weights: bool = True
-    """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
-    last digits. The journal's `start` record says whether they are."""
+    """Whether large matrices are packed for sampling, on a CPU with AVX: up to twice as fast, with other roundings in the last
+    digits. The journal's `start` record says whether they are."""
     checkpoint_every: Steps | None = 20
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_STEPS)

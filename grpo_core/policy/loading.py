@@ -30,6 +30,7 @@ from grpo_core.parallel.sharded import gathered
 from grpo_core.parallel.world import SOLO, World
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.fast.tied import add_rows_in_place
 from grpo_core.policy.forward import refuse_other_layers, rows_hidden, some_image, some_tokens, vocabulary_head
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, read_adapter
 from grpo_core.policy.model_images import ModelImages
@@ -89,6 +90,8 @@ def open_policy(
         from grpo_core.policy.lora.adapted import with_adapter  # here: most runs need no PEFT, whose import takes a second
 
         policy = with_adapter(policy, lora, seed=training.seed, source=config.model.source)
+    if world.shards == 1:
+        add_rows_in_place(model)
     with gathered(model):
         path = SamplingPath.fastest(model, config.model.dtype, may_pack=training.packed_weights, images=policy.images)
     place = folder if is_adapter else _start_of(config, folder, stored_initial)

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from grpo_core.machine.hardware import has_bfloat16_kernels
+
 packs_weights = pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="weights are packed on processors with AVX-512"
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"), reason="weights are packed on processors with AVX"
 )
-PACKED = (False, pytest.param(True, marks=packs_weights))
+packs_bfloat16 = pytest.mark.skipif(not has_bfloat16_kernels(), reason="this processor has no fast products in bfloat16")
+PACKED = (False, pytest.param(True, marks=packs_bfloat16))

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_core.policy.fast import path
 from grpo_core.policy.fast import products as packed
 from grpo_core.policy.fast.path import why_plain
 from grpo_core.policy.fast.products import prepared_weights
 from tests.policies import policy_of, sampled
-from tests.support.processor import packs_weights
+from tests.support.processor import packs_bfloat16, packs_weights
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(lar
 
 
 @packs_weights
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=packs_bfloat16)])
 def test_sampling_repeats_and_its_logps_are_the_plain_ones(large, dtype):
     policy = policy_of(large, dtype=dtype, packed=why_plain(large, dtype) is None)
     assert policy.path.packed
@@ -67,15 +68,17 @@ def test_sampling_repeats_and_its_logps_are_the_plain_ones(large, dtype):
 
 
 def test_small_models_other_devices_and_processors_stay_plain(tiny_model, large, monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert why_plain(tiny_model, "float32") == "no matrix has 100000 weights"
     assert why_plain(copy.deepcopy(large).to("meta"), "float32") == "they are for a CPU"
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert why_plain(large, "float32") == "the processor has no AVX-512"
+    monkeypatch.setattr(path, "has_bfloat16_kernels", lambda: False)
+    assert why_plain(large, "bfloat16") == "the processor has no fast products in bfloat16"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert why_plain(large, "float32") == "the processor has no AVX"
 
 
 def test_a_product_that_is_wrong_here_is_not_used(large, monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(
         packed, "packed_product", lambda weight, bias, **_: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias)
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.machine.hardware import has_bfloat16_kernels
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
 from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
@@ -103,8 +104,10 @@ def why_plain(model: PreTrainedModel, dtype: Dtype, images: ModelImages | None =
     """
     if model.device.type != "cpu":
         return "they are for a CPU"
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        return "the processor has no AVX-512"
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return "the processor has no AVX"
+    if dtype == "bfloat16" and not has_bfloat16_kernels():
+        return "the processor has no fast products in bfloat16"
     if not any(map(is_large, linear_layers(model))):
         return f"no matrix has {LEAST_WEIGHTS} weights"
 
