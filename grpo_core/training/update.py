@@ -192,9 +192,11 @@ class Updater:
         rows = learning + idle
         mask = batch.rollouts.loss_mask[rows]
         terms, figures = self._passes(batch, learning, idle, self._denominators(mask))
+        sums = torch.stack([torch.stack((share.total, share.policy, share.kl)) for share in terms]).tolist()
+        is_finite = all(math.isfinite(total) for total, *_ in sums)
         lr = self.trainable.optimizer.param_groups[0]["lr"]
-        grad_norm = self._apply(bool(mask.any()) and _are_finite(terms))
-        return self._report(batch, rows, terms, grad_norm, lr), figures, terms
+        grad_norm = self._apply(bool(mask.any()) and is_finite)
+        return self._report(batch, rows, terms, sums, grad_norm=grad_norm, lr=lr), figures, terms
 
     def _denominators(self, mask: Bool[Tensor, "b T"]) -> Denominators:
         return Denominators.of(mask, self.config.rollout.max_completion_tokens)
@@ -274,16 +276,25 @@ class Updater:
         return self.trainable.policy.world.on_first(lambda: found)  # replicas may have added it up in another order
 
     def _report(
-        self, batch: TrainingBatch, rows: list[int], terms: Sequence[LossTerms], grad_norm: float, lr: float
+        self,
+        batch: TrainingBatch,
+        rows: list[int],
+        terms: Sequence[LossTerms],
+        sums: list[list[float]],
+        *,
+        grad_norm: float,
+        lr: float,
     ) -> OptimizerStep:
+        """`sums` are total, policy and KL term of each micro-batch, in host memory."""
         ratio, log_ratio = torch.cat([share.ratio for share in terms]), torch.cat([share.log_ratio for share in terms])
         mask = batch.rollouts.loss_mask[rows]
         used = ratio[mask]
         clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[rows], mask, self.loss)
+        loss, policy_loss, kl_loss = map(sum, zip(*sums, strict=True))
         return OptimizerStep(
-            loss=sum(float(share.total) for share in terms),
-            policy_loss=sum(float(share.policy) for share in terms),
-            kl_loss=sum(float(share.kl) for share in terms),
+            loss=loss,
+            policy_loss=policy_loss,
+            kl_loss=kl_loss,
             grad_norm=grad_norm,
             lr=lr,
             ratio_sum=float(used.sum()),
@@ -293,12 +304,8 @@ class Updater:
             clipped_high=clipped_high,
             tokens=int(mask.sum()),
             log_weights=log_weights(log_ratio, mask),
-            is_finite=math.isfinite(grad_norm) and _are_finite(terms),
+            is_finite=math.isfinite(grad_norm) and math.isfinite(loss),
         )
-
-
-def _are_finite(terms: Sequence[LossTerms]) -> bool:
-    return all(bool(share.total.isfinite()) for share in terms)
 
 
 def log_weights(log_ratio: Float[Tensor, "b T"], loss_mask: Bool[Tensor, "b T"]) -> tuple[float, ...]:

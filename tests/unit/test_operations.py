@@ -9,6 +9,9 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.types import Prompt
 from tests.gpu.operations import CountedOperations
 from tests.policies import policy_of
+from tests.unit.test_update import batch, logps_of, trained_on, updater
+
+assert batch  # the fixture
 
 SIZES = {
     "vocab_size": 600,
@@ -54,3 +57,16 @@ def test_completions_are_the_same_however_often_ended_rows_are_looked_at(monkeyp
         assert torch.equal(found.completion_ids, expected.completion_ids)
         assert torch.equal(found.completion_mask, expected.completion_mask)
         torch.testing.assert_close(found.sampling_per_token_logps, expected.sampling_per_token_logps, rtol=0, atol=1e-5)
+
+
+def test_the_host_waits_less_than_twenty_times_a_micro_batch_and_optimizer_step(tiny_model, batch):
+    logps, _ = logps_of(tiny_model, batch)
+    waits = []
+    for tokens in (1, 10_000):  # four micro-batches, and one
+        made = updater(tiny_model, max_tokens=tokens, beta=0.04)
+        with CountedOperations() as counted:
+            made.update(trained_on(batch, logps, None), step=1)
+        waits.append(counted.waits)
+    a_micro_batch = (waits[0] - waits[1]) / 3
+    assert 1 <= a_micro_batch < 20
+    assert waits[1] - a_micro_batch < 30
