@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from grpo_core.machine.gpus import visible_gpus
 from grpo_core.machine.process import LIFELINE_VARIABLE, gc_paused
@@ -35,8 +36,13 @@ OF_A_TRAINING = (
 )
 """What nearly every one imports."""
 MODULE = "grpo_core.run.warm"
+ROOT, PACKAGES = Path(__file__).parents[2], ("grpo_core", "flows", "tasks")
 MOST_BYTES = 2**20
 """Of a command with its environment."""
+DESCRIPTORS = 3
+"""That come with a command: its log, its lifeline, and where it is answered."""
+FOR_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What a batch system sends to every process of a job: the forks have a step to finish, and this process waits for them."""
 
 
 class Forked:
@@ -59,18 +65,19 @@ class Forked:
         Raises:
             TimeoutExpired: it runs after so many seconds.
         """
-        if self.returncode is None:
+        if self.pid == self._warm.pid:  # what it is now may have left processes that hold the socket open
+            self._answers.close()
+            self.returncode = self._warm.wait(timeout)
+        elif self.returncode is None:
             if not select.select([self._answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(MODULE, timeout or 0.0)
             with self._answers:
                 answer = self._answers.recv(MOST_BYTES)
-            self.returncode = int(answer) if answer else self._code_without_answer()
+            self.returncode = int(answer) if answer else self._end_with_warm()
         return self.returncode
 
-    def _code_without_answer(self) -> int:
-        """It is the warm process itself, or that was killed: what it has forked does not outlive it."""
-        if self.pid == self._warm.pid:
-            return self._warm.wait()
+    def _end_with_warm(self) -> int:
+        """The warm process was killed: what it has forked does not outlive it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
@@ -103,7 +110,7 @@ class Ready:
             modules: to import, of a command, whose forks share one for their trainings; none = those of a training.
         """
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._owner = os.getpid()
+        self._owner, self._code = os.getpid(), newest_module()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(theirs.fileno()), *modules],
@@ -116,7 +123,7 @@ class Ready:
             )
 
     def start(self, arguments: Sequence[str], log: int, lifeline: int, environment: Mapping[str, str]) -> Forked | None:
-        """Return `python -m arguments` as a fork of it; None where it has died.
+        """Return `python -m arguments` as a fork of it; None where it has died, or has imported modules that were edited since.
 
         Args:
             arguments: a module, and what it is called with.
@@ -124,6 +131,8 @@ class Ready:
             lifeline: descriptor of the pipe whose end of file ends it.
             environment: of the process.
         """
+        if newest_module() != self._code:
+            return None
         answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(OSError):
             with theirs:
@@ -140,6 +149,11 @@ class Ready:
         if self._owner == os.getpid():
             self._process.kill()  # it may still import
             self._process.wait()
+
+
+def newest_module() -> int:
+    """Return when the newest of this project's modules was written, in nanoseconds."""
+    return max(file.stat().st_mtime_ns for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 
 ready: list[Ready] = []
@@ -173,7 +187,9 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
         for name in modules or OF_A_TRAINING:
             importlib.import_module(name)
     gc.freeze()
+    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ALL)
     if (asked := _serve(descriptor)) is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_ALL)
         _become(*asked)
 
 
@@ -188,26 +204,40 @@ def _serve(descriptor: int) -> tuple[bytes, int, int] | None:
                 _report_ends(running)
             if control.fileno() not in readable:
                 continue
-            asked, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
+            asked, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, DESCRIPTORS)
             if not asked:
                 return None
-            log, lifeline, answering = descriptors
-            answers = socket.socket(fileno=answering)
             if not forks:
                 control.close()
-                answers.sendall(str(os.getpid()).encode())
-                answers.detach()  # it closes when this process ends
-                return asked, log, lifeline
-            if not (pid := os.fork()):
+                return _answered(asked, *descriptors)
+            if not (pid := _fork(descriptors)):
                 os.setsid()
-                for open_one in (control, answers, *running.values()):
-                    open_one.close()
-                return asked, log, lifeline
-            running[pid] = answers
-            for number in (log, lifeline):
+                for number in (control.detach(), descriptors[2], *(answers.detach() for answers in running.values())):
+                    os.close(number)
+                return asked, descriptors[0], descriptors[1]
+            if pid > 0:
+                running[pid] = socket.socket(fileno=descriptors.pop())
+                with contextlib.suppress(OSError):
+                    running[pid].sendall(str(pid).encode())
+            for number in descriptors:
                 os.close(number)
-            with contextlib.suppress(OSError):
-                answers.sendall(str(pid).encode())
+
+
+def _answered(asked: bytes, log: int, lifeline: int, answering: int) -> tuple[bytes, int, int]:
+    """Say that this process is the one that was asked for."""
+    with socket.socket(fileno=answering) as answers:
+        answers.sendall(str(os.getpid()).encode())
+    return asked, log, lifeline
+
+
+def _fork(descriptors: Sequence[int]) -> int:
+    """Return the id of a fork, 0 in it; -1 where none can be made, and who asks for it starts a process without this one."""
+    if len(descriptors) < DESCRIPTORS:  # this process may open no more
+        return -1
+    try:
+        return os.fork()
+    except OSError:  # too many processes, or no memory
+        return -1
 
 
 @contextlib.contextmanager
@@ -244,6 +274,8 @@ def _become(asked: bytes, log: int, lifeline: int) -> None:
     sys.path[1:1] = [folder for folder in environment["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     os.environ[LIFELINE_VARIABLE] = str(lifeline)
     sys.argv[1:] = arguments[1:]
+    if "numpy" in sys.modules:  # else a reward that draws from it would draw the same in every fork
+        sys.modules["numpy"].random.seed()
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 

@@ -48,12 +48,36 @@ else:
 """Of a command that has a training."""
 
 
+FINISHING = """
+import signal
+import sys
+import time
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("finished", flush=True)))
+print("up", flush=True)
+time.sleep(60)
+"""
+LEAVING = """
+import os
+import time
+
+if not os.fork():
+    time.sleep(20)
+    os._exit(0)
+raise SystemExit(7)
+"""
+"""It leaves a process behind that has all of its descriptors."""
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a module of a user's and a program that waits for the end of its lifeline."""
     (tmp_path / "here.py").write_text("NAME = 'mine'\n")
     (tmp_path / "waiting_program.py").write_text(PROGRAM)
     (tmp_path / "failing_program.py").write_text("raise SystemExit('no such thing')\n")
+    (tmp_path / "finishing_program.py").write_text(FINISHING)
+    (tmp_path / "leaving_program.py").write_text(LEAVING)
+    (tmp_path / "drawing_program.py").write_text("import numpy\n\nprint(numpy.random.random(), flush=True)\n")
     monkeypatch.setenv("GRPO_TEST", "before")
     return tmp_path
 
@@ -177,3 +201,64 @@ def test_without_one_that_is_ready_a_process_is_started(program: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(program, "waiting_program", program / "process.json")
     assert (program / "log").read_text() == "['one', 'two'] alone mine False True\n"
+
+
+def fork(program: Path, module: str) -> warm.Forked | None:
+    """Return a fork of the process that is ready, whose lifeline is the log."""
+    with append_private(program / "log") as output:
+        return warm.ready[0].start([module], output.fileno(), output.fileno(), child_environment(str(program)))
+
+
+def wait_for_log(program: Path, text: str) -> None:
+    until = time.monotonic() + 60
+    while text not in (program / "log").read_text():
+        assert time.monotonic() < until, (program / "log").read_text()
+        time.sleep(0.05)
+
+
+def test_a_fork_finishes_where_every_process_is_asked_to_end(program: Path) -> None:
+    with warmed(child_environment()):
+        child = fork(program, "finishing_program")
+        assert child is not None
+        wait_for_log(program, "up")
+        ready()[0].terminate()
+        child.terminate()
+        assert child.wait(20) == 0
+        assert "finished" in (program / "log").read_text()
+
+
+def test_a_process_that_may_open_no_more_forks_no_more_and_its_forks_live_on(program: Path) -> None:
+    with warmed(child_environment()):
+        child = fork(program, "finishing_program")
+        assert child is not None
+        wait_for_log(program, "up")
+        of_warm = ready()[0]
+        of_warm.rlimit(psutil.RLIMIT_NOFILE, (of_warm.num_fds() + 1,) * 2)
+        assert fork(program, "finishing_program") is None
+        assert child.poll() is None
+        child.terminate()
+        assert child.wait(20) == 0
+
+
+def test_forks_draw_other_random_numbers(program: Path) -> None:
+    with warmed(child_environment()):
+        for _ in range(2):
+            child = fork(program, "drawing_program")
+            assert child is not None
+            assert child.wait(60) == 0
+    first, second = (program / "log").read_text().split()
+    assert first != second
+
+
+def test_edited_modules_are_not_forked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warmed(child_environment()):
+        monkeypatch.setattr(warm, "newest_module", time.time_ns)
+        assert fork(program, "drawing_program") is None
+
+
+def test_on_a_gpu_a_training_that_leaves_processes_behind_has_ended(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with warmed(child_environment()):
+        child = fork(program, "leaving_program")
+        assert child is not None
+        assert child.wait(15) == child.poll() == 7

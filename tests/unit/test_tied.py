@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from grpo_core.policy.fast.tied import add_rows_in_place
+from grpo_core.policy.loading import load_model
+from tests.model_folders import SUPPORTED, write_family
 
 IDS = torch.tensor([[1, 5, 5, 2, 7, 5], [3, 1, 1, 1, 9, 2]])
 
@@ -47,6 +49,17 @@ def test_no_gradient_of_all_rows_is_made_for_the_tokens_that_were_read(pair):
         shape = list(model.lm_head.weight.shape)
         sizes.append(sum(event.name == "aten::add" and event.input_shapes[:1] == [shape] for event in profiled.events()))
     assert sizes == [1, 0]
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_every_family_has_its_own_gradient(tmp_path, family):
+    """Some scale what they read of the embedding, or share its weights with the head only where they are asked to."""
+    model = load_model(write_family(tmp_path / "model", family, SUPPORTED[family] | {"tie_word_embeddings": True}))
+    other = copy.deepcopy(model)
+    add_rows_in_place(other)
+    plain, found = (gradients(one, [IDS]) for one in (model, other))
+    for name, expected in plain.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-7)
 
 
 def test_models_with_a_head_of_its_own_and_frozen_embeddings_are_left_alone(tiny_model):

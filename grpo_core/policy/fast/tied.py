@@ -17,7 +17,8 @@ def add_rows_in_place(model: PreTrainedModel) -> None:
     With one micro-batch the gradient has the same bits as autograd's; `torch.autograd.grad` does not see these rows.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if isinstance(embedding, nn.Embedding) and embedding.weight is head.weight and model.device.type == "cpu":
+    # Not a kind of embedding that scales or norms what it reads (Gemma): its rows are not the weight's.
+    if type(embedding) is nn.Embedding and embedding.weight is head.weight and model.device.type == "cpu":
         embedding.register_forward_hook(_read_apart)
 
 
