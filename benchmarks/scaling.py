@@ -75,8 +75,8 @@ def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> d
     """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
     folder = scratch / workload.name
     steps = turns.measure(workload, ENGINES, folder)["native"].steps
-    floor = turns.floor(steps, folder / "native")
     counted = steps[options.warm_up :]
+    floor = turns.floor(turns.typical(counted), folder / "native")
     return {
         "group_size": workload.group_size,
         "weights": floor["weights"],

@@ -33,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 folder = Path(scratch) / f"{name}-{dtype}"
                 measured = turns.measure(workload, engines, folder)
                 first = next(iter(measured))
-                floor = turns.floor(measured[first].steps, folder / first)
-                found.append(report.summary(workload, measured, floor, options.warm_up))
+                step = turns.typical(measured[first].steps[options.warm_up :])
+                floor = turns.floor(step, folder / first)
+                found.append(report.summary(workload, measured, floor, step, options.warm_up))
     print(f"{processor()}, {options.threads} thread(s), {options.model}; medians of {options.steps - options.warm_up} steps\n")
     print(report.table(found) + "\n")
     print(report.remarks(found))

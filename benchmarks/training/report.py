@@ -17,13 +17,16 @@ TIMED = ("rollout", "logps", "update", "sync")
 """Phases that have a floor."""
 
 
-def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping[str, Any], warm_up: int) -> dict[str, Any]:
+def summary(
+    workload: Workload, measured: Mapping[str, Measured], floor: Mapping[str, Any], step: TimedStep, warm_up: int
+) -> dict[str, Any]:
     """Return everything that is known of a workload, for the JSON file.
 
     Args:
         workload: what was measured.
         measured: by engine; the first is what the others are compared with.
         floor: of `turns.floor`.
+        step: whose floor it is, of the first engine.
         warm_up: first steps of each engine that do not count.
     """
     engines = {name: _engine(found.steps[warm_up:], found.settings) for name, found in measured.items()}
@@ -36,11 +39,11 @@ def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping
         "ratio_on_same_work": {name: same["seconds"] / engine["seconds"] for name, engine in engines.items()} if same else {},
         "floor": {**floor, "seconds": sum(least.values()) - least["sync"] * (1 - first["share_with_sync"])},
         "over_floor": {
-            "phases": {phase: first["phases"][phase] / least[phase] for phase in TIMED},
-            "step": sum(first["phases"][phase] for phase in TIMED) / sum(least[phase] for phase in TIMED),
+            "phases": {phase: step.phase(phase) / least[phase] for phase in TIMED},
+            "step": sum(step.phase(phase) for phase in TIMED) / sum(least[phase] for phase in TIMED),
         },
         "share_of_ceiling": {
-            phase: floor[f"{phase}_gflops"] / first["phases"][phase] / floor["gflops_per_second"]
+            phase: floor[f"{phase}_gflops"] / step.phase(phase) / floor["gflops_per_second"]
             for phase in ("rollout", "logps", "update")
         },
         "steps": {name: [asdict(step) for step in found.steps] for name, found in measured.items()},

@@ -112,9 +112,14 @@ def _opened(name: str, engine: str, root: Path, workload: Workload, folder: Path
         process.stop()
 
 
-def floor(steps: Sequence[TimedStep], folder: Path) -> Any:
-    """Return the floor of the newest step with a sync of a workload whose inputs are in `folder`, measured in a process."""
-    step = next((step for step in reversed(steps) if step.passes.get("sync")), steps[-1])
+def typical(steps: Sequence[TimedStep]) -> TimedStep:
+    """Return the step of median seconds among those with a sync, if there are any: completions differ in their lengths."""
+    counted = sorted([step for step in steps if step.passes.get("sync")] or steps, key=lambda step: step.seconds)
+    return counted[(len(counted) - 1) // 2]
+
+
+def floor(step: TimedStep, folder: Path) -> Any:
+    """Return the floor of a step of a workload whose inputs are in `folder`, measured in a process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training.floor", str(folder)],
         input=step.as_json() + "\n",
