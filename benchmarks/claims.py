@@ -198,14 +198,14 @@ def page() -> str:
     """Return docs/claims.md."""
     claims = [measured(name) for name in NAMES]
     rows = [(f"[{one.name}](#{one.name})", one.claim.source, f"**{one.verdict.word}**", *_sizes(one)) for one in claims]
-    head = ("Claim", "Source", "Verdict", "Difference [95 %]", "Claimed", "Margin", "80 % power")
+    head = ("Claim", "Source", "Verdict", "Difference [95 %]", "Margin", "80 % power")
     picture = "![The difference of each claim with its 95 % interval, in margins](images/claims.png)\n"
     return "\n".join([INTRODUCTION, markdown_table(head, rows), "", picture, *map(_section, claims)])
 
 
-def _sizes(one: Measured) -> tuple[str, str, str, str]:
+def _sizes(one: Measured) -> tuple[str, str, str]:
     smallest = smallest_standardised(len(one.differences), Question(name="a pair alone")) * standard_error(one.differences)
-    return _difference(one), signed(one.claim.effect), f"{one.claim.margin:g}", f"{smallest:.2g}"
+    return _difference(one), f"{one.claim.margin:g}", f"{smallest:.2g}"
 
 
 def _difference(one: Measured) -> str:
