@@ -62,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 OTHERS: dict[str, dict[str, Any]] = {
+    "spread over one, untied head": VARIANTS["untied head"],
     "bfloat16": {"model.dtype": "bfloat16"},
     "long": {"training.steps": 70, "rollout.num_prompts_per_step": 32, "training.microbatch_tokens": 1024},
     "server": {
@@ -75,6 +76,7 @@ ENTRIES = {
     "server": "tests.support.vllm_stand_in:train",
     "scripted": "tests.support.ranks:train_scripted",
     "spread over one": "tests.support.ranks:train_alone_with_spread_weights",
+    "spread over one, untied head": "tests.support.ranks:train_alone_with_spread_weights",
 }
 LAYOUTS = ((2, 1), (4, 1), (2, 2), (4, 4), (4, 2))
 """(processes, shards)."""
@@ -145,8 +147,11 @@ def test_several_processes_compute_what_one_does(runs: Runs, variant: str, proce
     agree(runs.trained(variant), runs.trained(variant, processes, shards))
 
 
-def test_one_process_computes_the_same_with_spread_weights(runs: Runs) -> None:
-    """To the last bit but for a tied embedding, whose rows plain weights on a CPU add in another order."""
+def test_one_process_computes_the_same_bits_with_spread_weights(runs: Runs) -> None:
+    repeats(runs.trained("untied head"), runs.trained("spread over one, untied head"))
+
+
+def test_a_tied_embedding_whose_rows_plain_weights_add_one_by_one_differs_by_rounding(runs: Runs) -> None:
     agree(runs.trained("average"), runs.trained("spread over one"))
 
 
