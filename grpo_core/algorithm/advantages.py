@@ -67,8 +67,10 @@ def teaching_groups(advantages: Float[Tensor, " B"], group_size: int) -> Bool[Te
 def group_std(rewards: Float[Tensor, " B"], group_size: int) -> Float[Tensor, " P"]:
     """Return [P] Bessel-corrected standard deviations of the scorable rewards in fp64; 0 where fewer than two."""
     groups = rewards.to(torch.float64).view(-1, group_size)
-    stds = [_bessel_std(group[group.isfinite()]) for group in groups]
-    return torch.where(_has_spread(groups), torch.stack(stds), 0.0)
+    scorable = groups.isfinite()
+    count, filled = scorable.sum(dim=1, keepdim=True), groups.nan_to_num(nan=0.0)
+    centred = torch.where(scorable, filled - _group_baseline(filled, count, "group_mean"), 0.0)
+    return torch.where(_has_spread(groups), (centred.square().sum(dim=1) / (count.squeeze(1) - 1)).sqrt(), 0.0)
 
 
 def _group_baseline(filled: Tensor, count: Tensor, baseline: Baseline) -> Tensor:

@@ -302,6 +302,8 @@ def jsonable(value: Any) -> Any:
 
 def json_copy(value: Any) -> Any:
     """Return a copy of plain JSON values in which each list and object is a new one, however often it occurs in them."""
+    if value is None or isinstance(value, str | int | float):  # most are: an abstract class is asked slowly
+        return value
     if isinstance(value, Mapping):
         return {key: json_copy(item) for key, item in value.items()}
     return [json_copy(item) for item in value] if isinstance(value, list | tuple) else value

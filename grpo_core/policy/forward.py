@@ -151,13 +151,13 @@ def microbatches(completions: SampledCompletions, rows: Sequence[int], max_token
 
     A piece costs its distinct prompts at the width of the longest one, plus its completions at the width of the longest.
     """
-    lengths = completions.lengths().tolist()
+    lengths, widths = completions.lengths().tolist(), [len(prompt.model_input) for prompt in completions.prompts]
     pieces: list[list[int]] = []
     prompts: set[int] = set()
     prompt_width = longest = 0
     for row in rows:
         prompt = row // completions.group_size
-        wider = max(prompt_width, len(completions.prompts[prompt].model_input))
+        wider = max(prompt_width, widths[prompt])
         longer = max(longest, lengths[row])
         of_prompts = (len(prompts) + (prompt not in prompts)) * wider
         if pieces and of_prompts + (len(pieces[-1]) + 1) * longer <= max_tokens:
@@ -165,7 +165,7 @@ def microbatches(completions: SampledCompletions, rows: Sequence[int], max_token
             prompt_width, longest = wider, longer
         else:
             pieces.append([row])
-            prompts, prompt_width, longest = set(), len(completions.prompts[prompt].model_input), lengths[row]
+            prompts, prompt_width, longest = set(), widths[prompt], lengths[row]
         prompts.add(prompt)
     return pieces
 
@@ -179,8 +179,10 @@ def cut_rows(completions: SampledCompletions, rows: Sequence[int]) -> tuple[Int[
 
 def prompts_of(completions: SampledCompletions, rows: Sequence[int]) -> tuple[list[ModelInput], Int[Tensor, " b"]]:
     """Return the prompts of some rows, each once, and which of them each row completes."""
-    numbers = sorted({row // completions.group_size for row in rows})
-    prompt_of_row = torch.tensor([numbers.index(row // completions.group_size) for row in rows])
+    of_rows = [row // completions.group_size for row in rows]
+    numbers = sorted(set(of_rows))
+    places = {number: place for place, number in enumerate(numbers)}
+    prompt_of_row = torch.tensor([places[number] for number in of_rows])
     return [completions.prompts[number].model_input for number in numbers], prompt_of_row
 
 

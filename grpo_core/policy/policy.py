@@ -228,7 +228,8 @@ class Policy:
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
-        rows = [ids[keep].tolist() for ids, keep in zip(completions.completion_ids, completions.completion_mask, strict=True)]
+        ends = zip(completions.completion_ids.tolist(), completions.lengths().tolist(), strict=True)
+        rows = [ids[:length] for ids, length in ends]
         return [str(text) for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
     def forward(

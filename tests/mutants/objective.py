@@ -20,11 +20,20 @@ MUTATIONS = (
     Mutation(
         "std-without-bessel",
         ADVANTAGES,
+        "group_std",
+        "count.squeeze(1) - 1",
+        "count.squeeze(1)",
+        ("test_advantages",),
+        "Advantages of small groups grow: by 41 % at G = 2.",
+    ),
+    Mutation(
+        "batch-std-without-bessel",
+        ADVANTAGES,
         "_bessel_std",
         "values.std(correction=1)",
         "values.std(correction=0)",
         ("test_advantages",),
-        "Advantages of small groups grow: by 41 % at G = 2.",
+        "Advantages of small batches grow.",
     ),
     Mutation(
         "eps-after-the-division",
