@@ -78,11 +78,15 @@ def _refuse_other_names(verb: str = "", *given: str) -> None:
     """Refuse a verb of other tools, and a key that is given as an option, with their names here."""
     if (here := OTHER_NAMES.get(verb)) in VERBS:
         raise ConfigError(f"{verb}: no such command; did you mean `grpo {here}`?")
+    if verb not in ("train", "check", "sweep"):
+        return
     for option, value in zip(given, (*given[1:], "..."), strict=False):
+        if not option.startswith("--"):
+            continue
         name, _, own = option.removeprefix("--").replace("-", "_").partition("=")
         keys = [f"{key.replace('*', '0')}={own or value}" for key in known_keys() if key.rpartition(".")[2] == name]
         meant = f"did you mean {' or '.join(keys)}, without dashes?" if keys else name_here(name)
-        if verb in ("train", "check", "sweep") and option.startswith("--") and meant:
+        if meant:
             raise ConfigError(f"{option}: no such option; {meant}")
 
 

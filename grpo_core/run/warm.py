@@ -9,6 +9,7 @@ What it has imported computes nothing yet, and ends its threads before a fork (O
 whose driver may not be forked, it becomes the first process that is asked for.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -276,7 +278,23 @@ def _become(asked: bytes, log: int, lifeline: int) -> None:
     sys.argv[1:] = arguments[1:]
     if "numpy" in sys.modules:  # else a reward that draws from it would draw the same in every fork
         sys.modules["numpy"].random.seed()
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        _end(ended.code or 0)
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """End as an interpreter does, but leave its memory to the system: to free what was imported takes half a second."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as multiprocessing does in its forks
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,13 @@ from tasks.plain_logs import QUIET
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
-IMPORTED = ("flows.cli.app", "flows.train", "mlflow.store.tracking.sqlalchemy_store")
+IMPORTED = (
+    "flows.cli.app",
+    "flows.train",
+    "flows.stack.embedded",
+    "grpo_core.run_page.page",
+    "mlflow.store.tracking.sqlalchemy_store",
+)
 """By the command."""
 STOPPED_EARLY = 3
 """Exit code of `grpo train` for a run that a rule, a person or a pruner has ended."""
