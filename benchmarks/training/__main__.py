@@ -72,7 +72,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--base", help="a commit whose engine is measured as well")
     parser.add_argument("--output", type=Path, default=Path("build/bench_training.json"))
-    return turns.parse(parser, arguments, steps=8, warm_up=2)
+    return turns.parse(parser, arguments, steps=8, warm_up=4)
 
 
 if __name__ == "__main__":
