@@ -57,6 +57,17 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("finished", flush=True))
 print("up", flush=True)
 time.sleep(60)
 """
+ENDING = """
+import atexit
+import sys
+import threading
+import time
+
+atexit.register(print, "handler")
+threading.Thread(target=lambda: print("thread", time.sleep(0.5))).start()
+print("main")
+sys.exit(3)
+"""
 LEAVING = """
 import os
 import time
@@ -76,6 +87,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "waiting_program.py").write_text(PROGRAM)
     (tmp_path / "failing_program.py").write_text("raise SystemExit('no such thing')\n")
     (tmp_path / "finishing_program.py").write_text(FINISHING)
+    (tmp_path / "ending_program.py").write_text(ENDING)
     (tmp_path / "leaving_program.py").write_text(LEAVING)
     (tmp_path / "drawing_program.py").write_text("import numpy\n\nprint(numpy.random.random(), flush=True)\n")
     monkeypatch.setenv("GRPO_TEST", "before")
@@ -225,6 +237,14 @@ def test_a_fork_finishes_where_every_process_is_asked_to_end(program: Path) -> N
         child.terminate()
         assert child.wait(20) == 0
         assert "finished" in (program / "log").read_text()
+
+
+def test_a_fork_ends_as_an_interpreter_does(program: Path) -> None:
+    with warmed(child_environment()):
+        child = fork(program, "ending_program")
+        assert child is not None
+        assert child.wait(60) == 3
+    assert (program / "log").read_text() == "main\nthread None\nhandler\n"
 
 
 def test_a_process_that_may_open_no_more_forks_no_more_and_its_forks_live_on(program: Path) -> None:
