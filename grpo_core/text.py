@@ -11,7 +11,8 @@ environment": an address in which it stands is no secret.
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 JOINERS = "\u200c\u200d"
@@ -66,6 +67,7 @@ _PATTERNS = (
     (re.compile(r"((?:^|(?<=[\s'\"(,]))(?:password|passwd|pwd|api_?key)=)[^\s,;&'\")]+", re.IGNORECASE), rf"\1{HIDDEN}"),
 )
 """Bounded, so that a long line of hostile text takes no longer than its length."""
+NEVER = r"(?!)"
 _HTTP_USER = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
 
 
@@ -160,9 +162,8 @@ def redact_uri(text: str) -> str:
     >>> redact_uri("cannot reach postgresql://me:secret@db/mlflow, see https://host/x?token=abc&page=2")
     'cannot reach postgresql://***@db/mlflow, see https://host/x?token=***&page=2'
     """
-    for secret in _secrets(os.environ):
-        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
-    return _redact_patterns(text)
+    secret = _secrets(*(tuple(map(os.environ.get, names)) for names in (SECRET_VARIABLES, ADDRESS_VARIABLES)))
+    return _redact_patterns(secret.sub(HIDDEN, text))
 
 
 def has_credentials(text: str) -> bool:
@@ -194,12 +195,14 @@ def _encoded(uri: str) -> str:
     return re.sub(r"\s", "%20", uri)
 
 
-def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return the secrets of an environment, the longest first; as they are written in an address, and as they are meant."""
-    found = {environment[name] for name in SECRET_VARIABLES if name in environment}
-    for name in ADDRESS_VARIABLES:
-        scheme, _, rest = environment.get(name, "").partition("://")
+@lru_cache(maxsize=8)
+def _secrets(secrets: Sequence[str | None], addresses: Sequence[str | None]) -> re.Pattern[str]:
+    """Return what finds the secrets of an environment, the longest first; as written in an address, and as they are meant."""
+    found = set(filter(None, secrets))
+    for address in filter(None, addresses):
+        scheme, _, rest = address.partition("://")
         user, _, password = rest.rpartition("@")[0].partition(":")
         found.add(password or (user if scheme.lower().startswith("http") else ""))
     found |= {part for secret in found for part in (unquote(secret), secret.partition(":")[2])} - {HIDDEN}
-    return sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+    longest_first = sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)" if longest_first else NEVER)
