@@ -42,11 +42,11 @@ def log_evaluation(client: Any, run_id: str, name: str, run_dir: RunDir, table: 
     Raises:
         DataError: the frozen prompts cannot be read.
     """
-    from grpo_core.data.prepare import frozen_images, load_frozen
+    from grpo_core.data.prepare import load_frozen
     from grpo_core.rewards.boxes import first_box
     from grpo_core.run.boxes import box_scale, predicted_box
 
-    if frozen_images(run_dir.data) is None:
+    if not run_dir.images.exists():
         return log_whole_table(client, run_id, name, table)
     config, shown = run_dir.read_config(), list[_Shown]()
     frozen = {prompt.id: prompt for prompt in load_frozen(run_dir.data, with_images=False)[1]}
