@@ -73,17 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
-    folder = scratch / workload.name
-    steps = turns.measure(workload, ENGINES, folder)["native"].steps
-    counted = steps[options.warm_up :]
-    floor = turns.floor(turns.typical(counted), folder / "native")
+    found = turns.measure(workload, ENGINES, scratch / workload.name, options.warm_up)["native"]
+    counted = found.steps[options.warm_up :]
     return {
         "group_size": workload.group_size,
-        "weights": floor["weights"],
+        "weights": found.floors[0]["weights"],
         "seconds": statistics.median(step.seconds for step in counted),
         "phases": {phase: statistics.median(step.phase(phase) for step in counted) for phase in PHASES},
-        "floor": sum(floor["phases"].values()),
-        "steps": [step.seconds for step in steps],
+        "floor": statistics.median(sum(floor["phases"].values()) for floor in found.floors),
+        "steps": [step.seconds for step in found.steps],
     }
 
 

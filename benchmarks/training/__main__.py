@@ -30,12 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 workload = at_scale(
                     WORKLOADS[name], dtype=dtype, threads=options.threads, steps=options.steps, model=options.model
                 )
-                folder = Path(scratch) / f"{name}-{dtype}"
-                measured = turns.measure(workload, engines, folder)
-                first = next(iter(measured))
-                step = turns.typical(measured[first].steps[options.warm_up :])
-                floor = turns.floor(step, folder / first)
-                found.append(report.summary(workload, measured, floor, step, options.warm_up))
+                measured = turns.measure(workload, engines, Path(scratch) / f"{name}-{dtype}", options.warm_up)
+                found.append(report.summary(workload, measured, options.warm_up))
     print(f"{processor()}, {options.threads} thread(s), {options.model}; medians of {options.steps - options.warm_up} steps\n")
     print(report.table(found) + "\n")
     print(report.remarks(found))

@@ -1,9 +1,9 @@
 """From the steps of each engine to medians, ratios, a table and a figure."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.training.timed import PHASES, TimedStep
@@ -17,49 +17,68 @@ TIMED = ("rollout", "logps", "update", "sync")
 """Phases that have a floor."""
 
 
-def summary(
-    workload: Workload, measured: Mapping[str, Measured], floor: Mapping[str, Any], step: TimedStep, warm_up: int
-) -> dict[str, Any]:
+def summary(workload: Workload, measured: Mapping[str, Measured], warm_up: int) -> dict[str, Any]:
     """Return everything that is known of a workload, for the JSON file.
 
     Args:
         workload: what was measured.
-        measured: by engine; the first is what the others are compared with.
-        floor: of `turns.floor`.
-        step: whose floor it is, of the first engine.
+        measured: by engine; the first is what the others are compared with, and has the floors of its steps.
         warm_up: first steps of each engine that do not count.
     """
     engines = {name: _engine(found.steps[warm_up:], found.settings) for name, found in measured.items()}
-    first, same = next(iter(engines.values())), engines.get(SAME_WORK)
-    least = floor["phases"]
+    (first, *_), same = engines.values(), engines.get(SAME_WORK)
+    (leading, *_) = measured.values()
     return {
         "workload": asdict(workload),
         "engines": engines,
         "ratio_of_first": {name: first["seconds"] / engine["seconds"] for name, engine in engines.items()},
         "ratio_on_same_work": {name: same["seconds"] / engine["seconds"] for name, engine in engines.items()} if same else {},
-        "floor": {**floor, "seconds": sum(least.values()) - least["sync"] * (1 - first["share_with_sync"])},
+        **_against_floors(leading.steps[warm_up:], leading.floors),
+        "steps": {name: [asdict(step) for step in found.steps] for name, found in measured.items()},
+        "floors": leading.floors,
+    }
+
+
+def _against_floors(steps: Sequence[TimedStep], floors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the medians of floors, and of each step's seconds over its own floor; of syncs those of steps that had one."""
+    pairs = list(zip(steps, floors, strict=True))
+    with_phase = {phase: [pair for pair in pairs if phase != "sync" or pair[0].passes.get(phase)] or pairs for phase in TIMED}
+
+    def seconds(step: TimedStep, phases: Sequence[str] = TIMED) -> float:
+        return sum(step.phase(phase) for phase in phases)
+
+    def least(floor: Mapping[str, Any], phases: Sequence[str] = TIMED) -> float:
+        return float(sum(floor["phases"][phase] for phase in phases))
+
+    return {
+        "floor": {
+            "phases": {phase: median(least(floor, [phase]) for _, floor in found) for phase, found in with_phase.items()},
+            "seconds": median(map(least, floors)),
+            **{key: median(floor[key] for floor in floors) for key in ("gflops_per_second", "gigabytes_per_second")},
+        },
         "over_floor": {
-            "phases": {phase: step.phase(phase) / least[phase] for phase in TIMED},
-            "step": sum(step.phase(phase) for phase in TIMED) / sum(least[phase] for phase in TIMED),
+            "phases": {
+                phase: median(seconds(step, [phase]) / least(floor, [phase]) for step, floor in found)
+                for phase, found in with_phase.items()
+            },
+            "step": median(seconds(step) / least(floor) for step, floor in pairs),
         },
         "share_of_ceiling": {
-            phase: floor[f"{phase}_gflops"] / step.phase(phase) / floor["gflops_per_second"]
+            phase: median(floor[f"{phase}_gflops"] / step.phase(phase) / floor["gflops_per_second"] for step, floor in pairs)
             for phase in ("rollout", "logps", "update")
         },
-        "steps": {name: [asdict(step) for step in found.steps] for name, found in measured.items()},
     }
 
 
 def _engine(steps: Sequence[TimedStep], settings: Mapping[str, object]) -> dict[str, Any]:
     tokens, synced = [sum(step.completion_lengths) for step in steps], [step for step in steps if step.passes.get("sync")]
     return {
-        "seconds": statistics.median(step.seconds for step in steps),
+        "seconds": median(step.seconds for step in steps),
         "phases": {
-            phase: statistics.median(step.phase(phase) for step in (synced if phase == "sync" and synced else steps))
-            for phase in PHASES
+            phase: median(step.phase(phase) for step in (synced if phase == "sync" and synced else steps)) for phase in PHASES
         },
         "share_with_sync": len(synced) / len(steps),
-        "completion_tokens": statistics.median(tokens),
+        "completion_tokens": median(tokens),
         "rollout_tokens_per_second": sum(tokens) / sum(step.phase("rollout") for step in steps),
         "peak_gib": max(step.peak_gib for step in steps),
         "settings": dict(settings),
@@ -67,7 +86,7 @@ def _engine(steps: Sequence[TimedStep], settings: Mapping[str, object]) -> dict[
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return the medians as a table in Markdown: a line for each engine, and for the floor of the first one's step."""
+    """Return the medians as a table in Markdown: a line for each engine, and for the floor of the first one's steps."""
     lines = [
         f"| workload | type | engine | step, s | of it | on TRL's work | {', s | '.join(PHASES)}, s | tokens | peak, GiB |",
         f"|---|---|---|---:|---:|---:|{'---:|' * len(PHASES)}---:|---:|",

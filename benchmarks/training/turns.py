@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class Measured:
 
     settings: dict[str, object]
     steps: tuple[TimedStep, ...]
+    floors: tuple[dict[str, Any], ...] = ()
+    """Of each step from the first that counts, where they were asked for: `floor`."""
 
 
 class EngineProcess:
@@ -81,8 +83,13 @@ def environment(root: Path, engine: str = "native") -> dict[str, str]:
     return {**memory, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": path}
 
 
-def measure(workload: Workload, engines: Mapping[str, tuple[str, Path]], folder: Path) -> dict[str, Measured]:
+def measure(
+    workload: Workload, engines: Mapping[str, tuple[str, Path]], folder: Path, floors_after: int | None = None
+) -> dict[str, Measured]:
     """Let engines, given as {name: (engine, checkout)}, make the steps of a workload in turns; return them by name.
+
+    After so many steps the floor of each of the first engine's is measured right behind it: how fast a machine is that others
+    use, too, changes within minutes.
 
     Raises:
         RuntimeError: an engine failed, or a workload of forced lengths made other ones.
@@ -91,6 +98,7 @@ def measure(workload: Workload, engines: Mapping[str, tuple[str, Path]], folder:
         processes = [stack.enter_context(_opened(name, *engines[name], workload, folder / name)) for name in engines]
         settings = {process.name: process.settings() for process in processes}
         steps: dict[str, list[TimedStep]] = {name: [] for name in engines}
+        floors, first = list[dict[str, Any]](), processes[0].name
         for number in range(workload.steps):
             for process in processes:
                 step = process.step()
@@ -99,7 +107,10 @@ def measure(workload: Workload, engines: Mapping[str, tuple[str, Path]], folder:
                 turn = f"step {number + 1}/{workload.steps}"
                 progress = f"{workload.name}, {workload.dtype}, {turn}: {process.name} {step.seconds:.2f} s"
                 print(progress, file=sys.stderr, flush=True)
-        return {name: Measured(settings=settings[name], steps=tuple(steps[name])) for name in engines}
+                if floors_after is not None and number >= floors_after and process.name == first:
+                    floors.append(floor(step, folder / first))
+        found = {name: Measured(settings=settings[name], steps=tuple(steps[name])) for name in engines}
+        return found | {first: replace(found[first], floors=tuple(floors))}
 
 
 @contextlib.contextmanager
@@ -112,13 +123,7 @@ def _opened(name: str, engine: str, root: Path, workload: Workload, folder: Path
         process.stop()
 
 
-def typical(steps: Sequence[TimedStep]) -> TimedStep:
-    """Return the step of median seconds among those with a sync, if there are any: completions differ in their lengths."""
-    counted = sorted([step for step in steps if step.passes.get("sync")] or steps, key=lambda step: step.seconds)
-    return counted[(len(counted) - 1) // 2]
-
-
-def floor(step: TimedStep, folder: Path) -> Any:
+def floor(step: TimedStep, folder: Path) -> dict[str, Any]:
     """Return the floor of a step of a workload whose inputs are in `folder`, measured in a process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training.floor", str(folder)],
@@ -131,7 +136,8 @@ def floor(step: TimedStep, folder: Path) -> Any:
     )
     if done.returncode:
         raise RuntimeError(f"the floor ended with exit code {done.returncode}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _check_lengths(workload: Workload, name: str, step: TimedStep) -> None:
