@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,7 +35,8 @@ from grpo_core.policy.fast.grouped import flash_attention
 from grpo_core.policy.fast.products import packed_product
 from grpo_core.policy.loading import load_model
 
-REPETITIONS = 5
+REPETITIONS, ENOUGH_SECONDS = 5, 2.0
+"""What is timed is repeated so often, or for so long; and once before that, which does not count."""
 FLOAT = 4
 """Bytes of a weight, a gradient, a moment or a logit."""
 ADAMW_BYTES, EMA_BYTES, DISTANCE_BYTES = 8 * FLOAT, 3 * FLOAT, 2 * FLOAT
@@ -206,7 +207,7 @@ class Machine:
         inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for (weight, *_) in self._weights}
         least: dict[str, float] = {}
         for way in range(max(len(group.ways) for group in self.groups)):
-            for repetition in range(REPETITIONS + 1):
+            for repetition in _repetitions():
                 spent = Counter[str]()
                 for group in self.groups:
                     began = time.perf_counter()
@@ -262,13 +263,20 @@ def floor_of(step: TimedStep, machine: Machine, num_prompts: int) -> dict[str, f
 
 def least_seconds(work: Callable[[], object]) -> float:
     """Return the least of some repetitions after one that does not count."""
-    work()
     spent = []
-    for _ in range(REPETITIONS):
+    for _ in _repetitions():
         began = time.perf_counter()
         work()
         spent.append(time.perf_counter() - began)
-    return min(spent)
+    return min(spent[1:])
+
+
+def _repetitions() -> Iterator[int]:
+    began = time.perf_counter()
+    for repetition in range(REPETITIONS + 1):
+        yield repetition
+        if repetition and time.perf_counter() - began > ENOUGH_SECONDS:
+            return
 
 
 def _plain(weight: Tensor, rows: Tensor) -> Tensor:
