@@ -1,6 +1,6 @@
 """The embedded sampler: the trainer's own model, no server, no second copy of the weights.
 
-One prefill a prompt, its cache expanded to the group; rows that have ended leave the batch, some at a time. A token is drawn
+One prefill a prompt, for its whole group; rows that have ended leave the batch, some at a time. A token is drawn
 by inverting the cumulative distribution at a counter-based uniform, so that a row's random numbers do not depend on its
 neighbours. Nothing in a token's work waits for the device, except a look now and then at which rows have ended.
 """
@@ -75,8 +75,9 @@ def _sample_batch(
     """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together, pads behind their ends."""
     device, limit = policy.device, settings.max_completion_tokens
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
-    prefix = encode_prompts(policy.model, [prompt.model_input for prompt in prompts], prompt_of_row, policy.images)
-    decoder = decoding(prefix, limit)
+    encoded = encode_prompts(policy.model, [prompt.model_input for prompt in prompts], policy.images)
+    hidden = encoded.last_hidden[prompt_of_row]
+    decoder = decoding(encoded, prompt_of_row, limit)
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
     eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]
     look_every = LOOK_EVERY[device.type]
@@ -85,7 +86,6 @@ def _sample_batch(
     logps = torch.zeros(len(rows), limit, device=device)
     active = torch.arange(len(rows), device=device)
     ended = torch.zeros_like(active, dtype=torch.bool)
-    hidden = prefix.last_hidden
     for position in range(limit):
         tokens, token_logps = _draw(decoder.logits(hidden).float(), settings, uniforms[active, position])
         tokens = tokens.masked_fill(ended, pad)

@@ -41,7 +41,7 @@ AllStates = Float[Tensor, "R h seen d"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrefix:
-    """Prompts after one forward pass, with keys and values, handed out to the rows that complete them.
+    """Prompts after one forward pass, with keys and values; or the rows that complete them, to which `keep` hands them out.
 
     `last_hidden` is the hidden state of each prompt's last token, which predicts the first completion token; `mask` is True on
     prompt tokens, which are padded on the left. `offset` is how far the positions of what follows are from their count, None
@@ -54,7 +54,7 @@ class EncodedPrefix:
     offset: Int[Tensor, "B 1"] | None = None
 
     def keep(self, rows: Int[Tensor, " b"]) -> "EncodedPrefix":
-        """Return it for these rows alone; the cache is theirs from now on."""
+        """Return it for these rows alone, each as often as it is named; the cache is theirs from now on."""
         self.cache.batch_select_indices(rows)
         offset = None if self.offset is None else self.offset[rows]
         return EncodedPrefix(last_hidden=self.last_hidden[rows], mask=self.mask[rows], cache=self.cache, offset=offset)
@@ -71,32 +71,24 @@ def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[T
 def encode_prompts(
     model: PreTrainedModel,
     prompts: Sequence[ModelInput],
-    prompt_of_row: Int[Tensor, " B"],
     images: ModelImages | None = None,
     *,
     replayed: bool = False,
 ) -> EncodedPrefix:
-    """Run P prompts through the model's backbone, and give every row the keys and values of its prompt.
+    """Run P prompts through the model's backbone.
 
     Args:
         model: a causal language model.
         prompts: P of them.
-        prompt_of_row: which of them each row completes.
         images: of the prompts; None = the model reads text alone.
         replayed: whether the layers are computed again in the backward pass.
     """
     ids, mask = pad_left(prompts, model.device)
-    rows = prompt_of_row.to(model.device)
     read = None if images is None else images.read(model, prompts, ids, mask)
     empty = ReplayedCache(model) if replayed else DynamicCache(config=model.config)
     output = _run(model, ids, mask, empty, {} if read is None else read.arguments())
-    cache = output.past_key_values
-    if isinstance(cache, ReplayedCache):
-        cache = cache.seen_by(rows)
-    else:
-        cache.batch_select_indices(rows)
-    offset = None if read is None or read.offset is None else read.offset[rows]
-    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1][rows], mask=mask[rows], cache=cache, offset=offset)
+    offset = None if read is None else read.offset
+    return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1], mask=mask, cache=output.past_key_values, offset=offset)
 
 
 def continue_prefix(
@@ -196,7 +188,8 @@ def rows_hidden(
 ) -> Float[Tensor, "N H"]:
     """Return the hidden states that predict the rows' completion tokens; `images` and `replayed` as in `encode_prompts`."""
     ids, mask = cut_rows(completions, rows)
-    prefix = encode_prompts(model, *prompts_of(completions, rows), images, replayed=replayed)
+    prompts, of_row = prompts_of(completions, rows)
+    prefix = encode_prompts(model, prompts, images, replayed=replayed).keep(of_row.to(ids.device))
     hidden = prefix.last_hidden.unsqueeze(1)
     if ids.shape[1] > 1:
         # The last token predicts nothing that was sampled, so it is not run.
@@ -319,11 +312,9 @@ class ReplayedCache(DynamicCache):  # type: ignore[misc]
         super().__init__()
         self.layers = [_PromptLayer() for _ in range(model.config.get_text_config().num_hidden_layers)]
 
-    def seen_by(self, prompt_of_row: Int[Tensor, " B"]) -> DynamicCache:
-        """Return the cache with which each row continues its prompt."""
-        cache = DynamicCache()
-        cache.layers = [_SeenLayer(layer, prompt_of_row) for layer in self.layers]
-        return cache
+    def batch_select_indices(self, indices: Int[Tensor, " B"]) -> None:
+        """Let each row continue its prompt from now on."""
+        self.layers = [_SeenLayer(layer, indices) for layer in self.layers]
 
 
 class _PromptLayer(DynamicLayer):  # type: ignore[misc]

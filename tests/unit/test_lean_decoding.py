@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.fast import decoding
+from grpo_core.policy.fast import caches, decoding
 from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.path import SamplingPath, why_not_lean
 from tests.policies import policy_of, sampled
@@ -39,6 +39,36 @@ def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
     assert torch.equal(found.completion_ids, plain.completion_ids)
     torch.testing.assert_close(found.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.sampling_per_token_logps, policy.logps(found), rtol=0, atol=1e-5)
+
+
+def by(seen, monkeypatch):
+    """Have rows see their prompts in one way, however long these are."""
+    monkeypatch.setattr(decoding, "seen_by_rows", lambda *given: seen(*given[:-1]))
+
+
+@pytest.mark.parametrize("lengths", [(20, 3, 16), (9,)], ids=["padded", "one"])
+def test_prompts_that_rows_share_give_the_tokens_of_copied_ones(fitting, lengths, monkeypatch):
+    """Rows leave as they end, so that groups become unequal, and a prompt may have none left."""
+    policy, rows = replace(policy_of(fitting), path=SamplingPath(lean=True)), ROWS | {"lengths": lengths, "tokens": 40}
+    by(caches.CopiedPrompts, monkeypatch)
+    copied = sampled(policy, **rows)
+    assert len(set(copied.lengths().tolist())) > 2
+    by(caches.SharedPrompts, monkeypatch)
+    shared = sampled(policy, **rows)
+    assert torch.equal(shared.completion_ids, copied.completion_ids)
+    torch.testing.assert_close(shared.sampling_per_token_logps, copied.sampling_per_token_logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(shared.sampling_per_token_logps, policy.logps(shared), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "group_size", "expected"), [(128, 2, "Shared"), (127, 2, "Copied"), (128, 1, "Copied")])
+def test_long_prompts_of_several_rows_are_shared(tiny_model, monkeypatch, length, group_size, expected):
+    made = []
+    for kind in (caches.SharedPrompts, caches.CopiedPrompts):
+        monkeypatch.setattr(
+            kind, "__init__", lambda self, *given, right=kind.__init__: made.append(type(self).__name__) or right(self, *given)
+        )
+    sampled(policy_of(tiny_model, lean=True), lengths=(3, length), group_size=group_size, tokens=4)
+    assert made == [f"{expected}Prompts"]
 
 
 def test_20_000_tokens_are_those_of_transformers_layers(tiny_model):
@@ -80,6 +110,11 @@ def test_positions_that_depend_on_the_length_are_left_to_transformers(kind):
 def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "cannot be computed so" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(
+            caches.SharedPrompts, "_by_row", lambda self, *given, own=caches.SharedPrompts._by_row: own(self, *given).flip(0)
+        )
+        assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
     right = decoding._rotated
     monkeypatch.setattr(decoding, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
     assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)

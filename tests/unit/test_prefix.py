@@ -62,7 +62,7 @@ def test_what_pads_a_completion_is_irrelevant(model):
 
 def test_every_prompt_ends_where_a_plain_pass_over_it_ends(model):
     with torch.no_grad():
-        prefix = encode_prompts(model, list(map(ModelInput, PROMPTS)), torch.arange(3))
+        prefix = encode_prompts(model, list(map(ModelInput, PROMPTS)))
         for row, prompt in enumerate(PROMPTS):
             alone = model.base_model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
             torch.testing.assert_close(prefix.last_hidden[row], alone, rtol=0, atol=1e-12)

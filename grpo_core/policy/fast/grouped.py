@@ -72,7 +72,7 @@ class GroupedTokens:
         across, along = torch.arange(width), torch.arange(mask.shape[1])
         is_prompt = across < lengths.unsqueeze(1)
         prompt_cells = (torch.arange(num_prompts).unsqueeze(1) * width + across)[is_prompt]
-        slots = prompt_of_row * group + _ranks(prompt_of_row, counts)
+        slots = prompt_of_row * group + ranks(prompt_of_row, counts)
         completion_cells = (num_prompts * width + slots.unsqueeze(1) * longest + along)[run]
         cells = torch.cat([prompt_cells, completion_cells])
         tokens_of_cells = torch.full((num_prompts * (width + group * longest),), -1)
@@ -110,10 +110,10 @@ class GroupedTokens:
         return of_prompts.view(*self.prompts.shape, *kind), of_completions.view(*self.completions.shape, *kind)
 
 
-def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
+def ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
     """Return which one of its group each row is.
 
-    >>> _ranks(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 3])).tolist()
+    >>> ranks(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 3])).tolist()
     [0, 0, 1, 2]
     """
     order = torch.argsort(groups, stable=True)

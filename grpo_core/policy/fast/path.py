@@ -4,8 +4,11 @@ A faster way is compared with transformers' own, on tokens of the model that has
 log-probabilities would be others is run as it knows itself.
 """
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -33,8 +36,8 @@ from grpo_core.policy.lora.delta import linear_layers
 from grpo_core.policy.model_images import ModelImages
 from grpo_core.policy.vision import decoder_of
 
-Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
-"""Returns what continues the rows of an expanded prefix, a token at a time, by at most so many; both have the same methods."""
+Decoding = Callable[[EncodedPrefix, Tensor, int], PlainDecoder | LeanDecoder]
+"""Returns what continues prompts by rows, a token at a time, by at most so many; both have the same methods."""
 WEIGHTS, DECODING, COMPLETIONS = "weights", "decoding", "completions"
 """What there are two ways of, as the journal's `start` record names it."""
 TOLERANCE: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}
@@ -136,15 +139,20 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, images: ModelImages | Non
     if rotation not in ROTATIONS:
         return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
 
-    def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
-        ids, mask = cut_rows(tokens, ROWS)
-        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
-        prefix = encode_prompts(model, *prompts_of(tokens, ROWS), images)
-        decoder = LeanDecoder(decoding, prefix, ids.shape[1])
-        states = [prefix.last_hidden, *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
-        return decoding.logits(torch.stack(states, dim=1)[mask])
+    @functools.cache
+    def prepared() -> LeanDecoding:
+        return LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
 
-    return _why_different(model, dtype, logits, images)
+    def logits(tokens: SampledCompletions, least_shared: float) -> Float[Tensor, "N V"]:
+        ids, mask = cut_rows(tokens, ROWS)
+        prompts, of_row = prompts_of(tokens, ROWS)
+        encoded, of_row = encode_prompts(model, prompts, images), of_row.to(ids.device)
+        decoder = LeanDecoder(prepared(), encoded, of_row, ids.shape[1], least_shared)
+        states = [encoded.last_hidden[of_row], *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
+        return prepared().logits(torch.stack(states, dim=1)[mask])
+
+    found = (_why_different(model, dtype, partial(logits, least_shared=least), images) for least in (0, math.inf))
+    return next((reason for reason in found if reason is not None), None)
 
 
 def why_padded(model: PreTrainedModel, dtype: Dtype, images: ModelImages | None = None) -> str | None:
