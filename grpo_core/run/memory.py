@@ -8,7 +8,8 @@
                + gradients, where there are several micro-batches
                (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
-States, logits and the cache are exact. What a layer keeps is `layer_bytes`, right within a quarter. With
+States and logits are exact, and so is the cache, but that on a CPU the rows of a long prompt share its part (`caches.py`). What
+a layer keeps is `layer_bytes`, right within a quarter. With
 `model.lora` the base is there once, and what is trained and copied is the adapter:
 
     states   = base, its adapted matrices in the compute type and the rest in fp32

@@ -6,6 +6,7 @@ REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FORWARD = "grpo_core/policy/forward.py"
 GROUPED = "grpo_core/policy/fast/grouped.py"
+CACHES = "grpo_core/policy/fast/caches.py"
 POLICY = "grpo_core/policy/policy.py"
 DERIVED = "grpo_core/config/derived.py"
 DELTA = "grpo_core/policy/lora/delta.py"
@@ -246,6 +247,24 @@ MUTATIONS = (
         "(prompt_sum - total).exp()",
         ("test_prefix_attention", "test_grouped"),
         "The two parts of the softmax would not add up to 1.",
+    ),
+    Mutation(
+        "shared-prompt-weighted-as-the-own-tokens",
+        CACHES,
+        "SharedPrompts.attend",
+        "prompt * (prompt_sum - total).exp()",
+        "prompt * (own_sum - total).exp()",
+        ("test_lean_decoding",),
+        "The two parts of the softmax would not add up to 1.",
+    ),
+    Mutation(
+        "shared-prompt-of-rows-that-left",
+        CACHES,
+        "SharedPrompts.keep",
+        "self._place(self._of_row[rows])",
+        "self._place(self._of_row[: len(rows)])",
+        ("test_lean_decoding",),
+        "A row would continue the prompt of a neighbour that has ended.",
     ),
     # The policy
     Mutation(
