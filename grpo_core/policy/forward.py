@@ -55,9 +55,13 @@ class EncodedPrefix:
 
     def keep(self, rows: Int[Tensor, " b"]) -> "EncodedPrefix":
         """Return it for these rows alone, each as often as it is named; the cache is theirs from now on."""
-        self.cache.batch_select_indices(rows)
+        cache = self.cache
+        if isinstance(cache, ReplayedCache):
+            cache = cache.seen_by(rows)
+        else:
+            cache.batch_select_indices(rows)
         offset = None if self.offset is None else self.offset[rows]
-        return EncodedPrefix(last_hidden=self.last_hidden[rows], mask=self.mask[rows], cache=self.cache, offset=offset)
+        return EncodedPrefix(last_hidden=self.last_hidden[rows], mask=self.mask[rows], cache=cache, offset=offset)
 
 
 def pad_left(prompts: Sequence[ModelInput], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
@@ -312,9 +316,11 @@ class ReplayedCache(DynamicCache):  # type: ignore[misc]
         super().__init__()
         self.layers = [_PromptLayer() for _ in range(model.config.get_text_config().num_hidden_layers)]
 
-    def batch_select_indices(self, indices: Int[Tensor, " B"]) -> None:
-        """Let each row continue its prompt from now on."""
-        self.layers = [_SeenLayer(layer, indices) for layer in self.layers]
+    def seen_by(self, prompt_of_row: Int[Tensor, " B"]) -> DynamicCache:
+        """Return the cache with which each row continues its prompt."""
+        cache = DynamicCache()
+        cache.layers = [_SeenLayer(layer, prompt_of_row) for layer in self.layers]
+        return cache
 
 
 class _PromptLayer(DynamicLayer):  # type: ignore[misc]
