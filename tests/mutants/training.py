@@ -242,19 +242,10 @@ MUTATIONS = (
     Mutation(
         "own-tokens-weighted-as-the-prompt",
         GROUPED,
-        "_TwoParts.forward",
+        "joined",
         "(own_sum - total).exp()",
         "(prompt_sum - total).exp()",
         ("test_prefix_attention", "test_grouped"),
-        "The two parts of the softmax would not add up to 1.",
-    ),
-    Mutation(
-        "shared-prompt-weighted-as-the-own-tokens",
-        CACHES,
-        "SharedPrompts.attend",
-        "prompt * (prompt_sum - total).exp()",
-        "prompt * (own_sum - total).exp()",
-        ("test_lean_decoding",),
         "The two parts of the softmax would not add up to 1.",
     ),
     Mutation(

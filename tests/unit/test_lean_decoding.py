@@ -41,7 +41,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
     torch.testing.assert_close(found.sampling_per_token_logps, policy.logps(found), rtol=0, atol=1e-5)
 
 
-def by(seen, monkeypatch):
+def see_prompts_by(seen, monkeypatch):
     """Have rows see their prompts in one way, however long these are."""
     monkeypatch.setattr(decoding, "seen_by_rows", lambda *given: seen(*given[:-1]))
 
@@ -50,10 +50,10 @@ def by(seen, monkeypatch):
 def test_prompts_that_rows_share_give_the_tokens_of_copied_ones(fitting, lengths, monkeypatch):
     """Rows leave as they end, so that groups become unequal, and a prompt may have none left."""
     policy, rows = replace(policy_of(fitting), path=SamplingPath(lean=True)), ROWS | {"lengths": lengths, "tokens": 40}
-    by(caches.CopiedPrompts, monkeypatch)
+    see_prompts_by(caches.CopiedPrompts, monkeypatch)
     copied = sampled(policy, **rows)
     assert len(set(copied.lengths().tolist())) > 2
-    by(caches.SharedPrompts, monkeypatch)
+    see_prompts_by(caches.SharedPrompts, monkeypatch)
     shared = sampled(policy, **rows)
     assert torch.equal(shared.completion_ids, copied.completion_ids)
     torch.testing.assert_close(shared.sampling_per_token_logps, copied.sampling_per_token_logps, rtol=0, atol=1e-5)

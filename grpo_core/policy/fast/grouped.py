@@ -244,6 +244,14 @@ def attend_from_completions(
     return seen.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
 
 
+def joined(
+    prompt: Float[Tensor, "*B d"], prompt_sum: Float[Tensor, "*B 1"], own: Float[Tensor, "*B d"], own_sum: Float[Tensor, "*B 1"]
+) -> tuple[Float[Tensor, "*B d"], Float[Tensor, "*B 1"]]:
+    """Return what is seen of two parts, and its normaliser, of what is seen of each and the log of its sum of exponentials."""
+    total = torch.logaddexp(prompt_sum, own_sum)
+    return torch.addcmul(prompt * (prompt_sum - total).exp(), own, (own_sum - total).exp()), total
+
+
 class _TwoParts(Function):
     """Queries [P, k, g, h/k, t, d]; a completion's own keys and values [P g, h, t, d]; those of its prompt [P, k, S, d]."""
 
@@ -269,8 +277,7 @@ class _TwoParts(Function):
             _apart(own, shape),
             _apart(own_sum, shape[:-1]).unsqueeze(-1),
         )
-        total = torch.logaddexp(prompt_sum, own_sum)
-        seen = torch.addcmul(prompt * (prompt_sum - total).exp(), own, (own_sum - total).exp())
+        seen, total = joined(prompt, prompt_sum, own, own_sum)
         ctx.save_for_backward(query, own_key, own_value, prompt_key, prompt_value, mask, seen, total.squeeze(-1))
         ctx.scale = scale
         return seen
