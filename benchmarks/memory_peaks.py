@@ -150,7 +150,7 @@ def peaks_of(
         update=(update_bytes(config, shape, padded=padded), usual),
         recomputed=(update_bytes(with_it, shape, padded=padded), again),
         logps=(logps_bytes(config, shape, padded=padded), measured),
-        rollout=(rollout_bytes(config, shape, packed=packed), sampled),
+        rollout=(rollout_bytes(config, shape, packed=packed, shared=device.type == "cpu"), sampled),
     )
 
 

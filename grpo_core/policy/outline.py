@@ -69,6 +69,8 @@ def freeze_faults(config: RunConfig, outline: Outline | None) -> list[str]:
     return [f"model.freeze: [{', '.join(config.model.freeze)}], and {config.model.source} reads no images; set it to []"]
 
 
+LEAST_SHARED = 128
+"""Tokens of the longest prompt of a batch from which completions share its keys and values on a CPU (`fast/caches.py`)."""
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
 FLOAT_BYTES = 4
 FULL_KL_COPIES = 4

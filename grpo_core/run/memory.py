@@ -8,8 +8,8 @@
                + gradients, where there are several micro-batches
                (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
-States and logits are exact, and so is the cache, but that on a CPU the rows of a long prompt share its part (`caches.py`). What
-a layer keeps is `layer_bytes`, right within a quarter. With
+States, logits and the cache are exact; on a CPU the rows of a long prompt share its part of the cache (`caches.py`), and where
+all are shorter each has a copy, which may be more. What a layer keeps is `layer_bytes`, right within a quarter. With
 `model.lora` the base is there once, and what is trained and copied is the adapter:
 
     states   = base, its adapted matrices in the compute type and the rest in fp32
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import measures_full_kl, reference_moves, takes_full_kl, weight_shards
-from grpo_core.policy.outline import FULL_KL_COPIES, most_at_once
+from grpo_core.policy.outline import FULL_KL_COPIES, LEAST_SHARED, most_at_once
 from grpo_core.run.sizes import MOMENTS, ModelShape, adapter_size, shown_bytes
 
 FLOAT, HALF = 4, 2
@@ -72,7 +72,7 @@ def memory_need(config: RunConfig, shape: ModelShape, *, padded: bool) -> Memory
     visiting = FLOAT * shape.parameters if config.reference.offload else 0
     return MemoryNeed(
         states=states,
-        rollout=states + rollout_bytes(config, shape, packed=not padded),
+        rollout=states + rollout_bytes(config, shape, packed=not padded, shared=not padded),
         logps=states + visiting + logps_bytes(config, shape, padded=padded),
         update=states + (visiting if takes_full_kl(config) else 0) + update_bytes(config, shape, padded=padded),
     )
@@ -113,29 +113,52 @@ def compute_bytes(config: RunConfig) -> int:
     return HALF if config.model.dtype == "bfloat16" else FLOAT
 
 
-def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
-    """Return what sampling needs beside the states."""
-    rollout, half, adapter = config.rollout, compute_bytes(config), adapter_size(config, shape.linear_layers)
-    processes, shards = config.training.processes, weight_shards(config)
-    if rollout.engine != "embedded":
+def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool, shared: bool) -> int:
+    """Return what sampling needs beside the states.
+
+    Args:
+        config: of the run.
+        shape: of its model.
+        packed: whether large matrices are packed for it.
+        shared: whether completions of a long prompt share its keys and values.
+    """
+    if config.rollout.engine != "embedded":
         return 0
-    evaluation, probe = config.evaluation, config.probe
-    wanted = max(
-        -(-rollout.num_prompts_per_step // processes) * rollout.group_size,
-        -(-(evaluation.num_prompts or config.training.rollout_rows * processes) // processes) * max(1, evaluation.samples),
-        0 if probe.every_steps is None else -(-probe.num_prompts // processes),
-    )
-    rows = min(max(config.training.rollout_rows, rollout.group_size), wanted)
-    cache = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens) * shape.layers * 2 * shape.key_value * half
+    half, adapter, batches = compute_bytes(config), adapter_size(config, shape.linear_layers), _sampled_batches(config)
+    rows = max(prompts * completions for prompts, completions in batches)
+    seen = max(_cached_tokens(config, *batch, shared=shared) for batch in batches)
     adapted = 0 if adapter is None else adapter.adapted
     if packed:
         multiplied = half * shape.matrices + FLOAT * shape.vocabulary * shape.hidden
     else:
-        multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted) * (shards == 1)
+        multiplied = FLOAT * adapted if half == FLOAT else half * (shape.matrices - adapted) * (weight_shards(config) == 1)
     if half == HALF and adapter is not None:
         multiplied += 2 * half * adapter.weights  # with the zeros between B of matrices that are joined
-    images = tower_bytes(config, shape, -(-rows // rollout.group_size) * rollout.max_prompt_tokens, layers=1) // 2
+    read = max(prompts for prompts, _ in batches) * config.rollout.max_prompt_tokens
+    images = tower_bytes(config, shape, read, layers=1) // 2
+    cache = seen * shape.layers * 2 * shape.key_value * half
     return multiplied + _weights(config, shape, shape.layers) + cache + max(images, 3 * FLOAT * rows * shape.vocabulary)
+
+
+def _sampled_batches(config: RunConfig) -> tuple[tuple[int, int], ...]:
+    """Return (prompts, completions of each) of the most that a process samples at a time: in a step, evaluation, the probe."""
+    rollout, evaluation, probe, processes = config.rollout, config.evaluation, config.probe, config.training.processes
+    most = config.training.rollout_rows
+    held_out = evaluation.num_prompts or most * processes
+    wanted = (
+        (rollout.num_prompts_per_step, rollout.group_size),
+        (held_out, 1),
+        (held_out, max(1, evaluation.samples)),
+        (0 if probe.every_steps is None else probe.num_prompts, 1),
+    )
+    return tuple((min(-(-prompts // processes), max(1, most // each)), each) for prompts, each in wanted)
+
+
+def _cached_tokens(config: RunConfig, prompts: int, completions: int, *, shared: bool) -> int:
+    """Return the tokens whose keys and values are there at most while so many completions of each prompt are sampled."""
+    longest, rows = config.rollout.max_prompt_tokens, prompts * completions
+    copied = rows * (min(longest, LEAST_SHARED - 1) if shared and completions > 1 else longest)
+    return max(copied, prompts * longest) + rows * config.rollout.max_completion_tokens
 
 
 def logps_bytes(config: RunConfig, shape: ModelShape, *, padded: bool) -> int:

@@ -88,6 +88,31 @@ def test_gradient_checkpointing_is_proposed_with_what_the_update_needs_then():
     assert fit_of(again, shape, 24 * 10**9).warnings() == ()
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "evaluated", "tokens_on_cpu", "tokens_on_gpu"),
+    [
+        (4100, 1, 2 * 4100 + 32 * 10, 32 * 4110),  # two prompts, each there once
+        (512, 1, 32 * (127 + 10), 32 * 522),  # where both have 127 tokens, each completion has a copy
+        (100, 1, 32 * 110, 32 * 110),
+        (512, 16, 16 * 522, 32 * 522),  # greedy completions, one of each prompt
+    ],
+)
+def test_the_cache_has_a_long_prompt_once_for_its_completions_on_a_cpu(prompt_tokens, evaluated, tokens_on_cpu, tokens_on_gpu):
+    sizes = {"num_prompts_per_step": 2, "group_size": 16, "max_prompt_tokens": prompt_tokens, "max_completion_tokens": 10}
+    evaluation = {"evaluation__num_prompts": evaluated, "evaluation__samples": 0, "evaluation__k": []}
+    settings = config(
+        **{f"rollout__{key}": value for key, value in sizes.items()},
+        **evaluation,
+        model__dtype="float32",
+        probe__every_steps=None,
+        training__rollout_rows=32,
+    )
+    of_token, logits, packed = 2 * 2 * 32 * 4, 3 * 4 * 32 * 1000, 4 * SMALL.matrices + 4 * 1000 * 64
+    states = states_of(settings, SMALL)[0]
+    assert memory_need(settings, SMALL, padded=False).rollout == states + packed + logits + of_token * tokens_on_cpu
+    assert memory_need(settings, SMALL, padded=True).rollout == states + logits + of_token * tokens_on_gpu
+
+
 def test_fewer_tokens_never_need_more():
     shape, needs = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"], []
     for tokens in range(1024, 8192, 256):

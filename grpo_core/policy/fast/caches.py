@@ -19,8 +19,6 @@ from grpo_core.policy.forward import AllStates, EncodedPrefix, States, hiding
 
 Queries = Float[Tensor, "B k s d"]
 """Of one token of each row, k key-value heads and s heads that share them; as large is what they see."""
-LEAST_SHARED = 128
-"""Tokens of the longest prompt: with less, joining two attentions takes about as long as it saves."""
 LEAST_ROOM = 64
 """Tokens; a full buffer grows by this or by a quarter, whichever is more, and never beyond the tokens that can come."""
 

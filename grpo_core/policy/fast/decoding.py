@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from grpo_core.policy.fast.caches import LEAST_SHARED, Queries, grow_in_place, seen_by_rows
+from grpo_core.policy.fast.caches import Queries, grow_in_place, seen_by_rows
 from grpo_core.policy.fast.products import Products, joined_products, packed_product
 from grpo_core.policy.forward import (
     EncodedPrefix,
@@ -34,6 +34,7 @@ from grpo_core.policy.forward import (
     without_autocast,
 )
 from grpo_core.policy.lora.delta import base_layer
+from grpo_core.policy.outline import LEAST_SHARED
 from grpo_core.policy.vision import decoder_of
 
 Product = Callable[[Tensor], Tensor]
