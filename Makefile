@@ -67,7 +67,7 @@ test-vllm: setup  ## tests on a real vLLM server; `make vllm` first
 bench: setup  ## seconds of a step by phase: this engine, TRL's GRPOTrainer and the machine's floor (BASE=<commit>: an earlier state as well; ARGS="--workloads prompt-heavy ...")
 	$(BIN)/python -m benchmarks.training $(if $(BASE),--base $(BASE)) $(ARGS)
 
-bench-scaling: setup  ## seconds of a step against the group size and the model's size, with the machine's floor (ARGS="--dtype float32 ...")
+bench-scaling: setup  ## seconds of a step against the group size, the model's size and the prompt's length, with the machine's floor (ARGS="--dtype float32 ...")
 	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
 bench-pages: setup  ## what a run's page and its kept completions cost a step (ARGS="--rounds 5 ...")

@@ -1,8 +1,8 @@
-"""Seconds of a step against the group size and against the size of the model, with the machine's floor: `make bench-scaling`.
+"""Seconds of a step against the group size, the size of the model and the length of the prompts, with the machine's floor.
 
 The group sizes share 32 completions, so that more completions of a group mean fewer prompts. The models are Llamas of random
-weights, made on the spot (`random_models.py`). Completions have 32 tokens each; an update a step, an EMA of the
-reference every two steps.
+weights, made on the spot (`random_models.py`). Of the prompts there is one a step, with 16 completions. Completions have 32
+tokens each; an update a step, an EMA of the reference every two steps.
 """
 
 import argparse
@@ -22,8 +22,16 @@ from grpo_core.machine.hardware import avoid_broken_kernels, processor
 BUNDLED = "bundled:smollm2-135m"
 COMPLETIONS = 32
 GROUP_SIZES = (2, 4, 8, 16, 32)
+PROMPT_TOKENS = (0, 64, 128, 256, 512, 1024)
+"""A prompt has at least so many; a question alone has some twenty."""
 ENGINES = {"native": ("native", turns.ROOT)}
 PHASES = ("rollout", "logps", "update", "sync")
+PANELS = {
+    "groups": ("group size", "group_size", f"group size G ({COMPLETIONS} completions in all)"),
+    "sizes": ("weights", "weights", "weights of the model"),
+    "prompts": ("tokens of the prompt", "prompt_tokens", "tokens of the prompt (1 x 16 completions)"),
+}
+"""What is measured, under its name in the JSON file: the title of its table, its key in a row, and the label of its axis."""
 
 
 SHAPES = (
@@ -35,7 +43,7 @@ SHAPES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print two tables, write a JSON file and a figure."""
+    """Measure, print three tables, write a JSON file and a figure."""
     options = _options(arguments)
     avoid_broken_kernels()
     before = os.getloadavg()
@@ -64,11 +72,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             for number, model in enumerate(models)
         ]
-    found = {"threads": options.threads, "dtype": options.dtype, "groups": groups, "sizes": sizes}
+        prompts = [
+            measure(
+                replace(base, name=f"prompt of {tokens}", num_prompts=1, group_size=16, prompt_tokens=tokens),
+                Path(scratch),
+                options,
+            )
+            for tokens in options.prompts
+        ]
+    found = {"threads": options.threads, "dtype": options.dtype, "groups": groups, "sizes": sizes, "prompts": prompts}
     turns.write(options.output, before, found)
     draw(found, options.output.with_suffix(".png"))
     print(f"{processor()}, {options.threads} thread(s), {options.dtype}; medians of {options.steps - options.warm_up} steps\n")
-    print(table(groups, "group size", "group_size") + "\n\n" + table(sizes, "weights", "weights"))
+    print("\n\n".join(table(found[part], title, key) for part, (title, key, _) in PANELS.items()))
 
 
 def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -78,6 +94,7 @@ def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> d
     return {
         "group_size": workload.group_size,
         "weights": found.floors[0]["weights"],
+        "prompt_tokens": round(statistics.mean(step.prompt_tokens for step in counted) / workload.num_prompts),
         "seconds": statistics.median(step.seconds for step in counted),
         "phases": {phase: statistics.median(step.phase(phase) for step in counted) for phase in PHASES},
         "floor": statistics.median(sum(floor["phases"].values()) for floor in found.floors),
@@ -95,24 +112,27 @@ def table(rows: Sequence[Mapping[str, Any]], title: str, key: str) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Write a figure of two panels: step and floor against the group size, and against the number of weights."""
+    """Write a figure: step and floor against the group size, the number of weights and the length of the prompts."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, rows, key in ((left, found["groups"], "group_size"), (right, found["sizes"], "weights")):
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    for axes, (part, (_, key, label)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        rows = sorted(found[part], key=lambda row: row[key])
         across = [row[key] for row in rows]
         axes.plot(across, [row["seconds"] for row in rows], "o-", label="a step")
         axes.plot(across, [row["floor"] for row in rows], "s--", color="0.5", label="floor: its products and bytes alone")
-        axes.set_xscale("log", base=2 if key == "group_size" else 10)
+        axes.set_xlabel(label)
         axes.set_ylabel("seconds (median)")
         axes.spines[["top", "right"]].set_visible(False)
-    left.set_xlabel(f"group size G ({COMPLETIONS} completions in all)")
-    left.set_xticks([row["group_size"] for row in found["groups"]], [str(row["group_size"]) for row in found["groups"]])
-    left.set_ylim(bottom=0)
-    right.set_xlabel("weights of the model")
-    right.set_yscale("log")
-    left.legend(frameon=False)
+        if part == "sizes":
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            continue
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(across, map(str, across))
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -120,8 +140,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=BUNDLED, help="of the group sizes, as model.source (default: %(default)s)")
+    parser.add_argument("--model", default=BUNDLED, help="of the groups and prompts, as model.source (default: %(default)s)")
     parser.add_argument("--groups", nargs="+", type=int, default=list(GROUP_SIZES), choices=GROUP_SIZES)
+    parser.add_argument("--prompts", nargs="+", type=int, default=list(PROMPT_TOKENS), choices=PROMPT_TOKENS)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--output", type=Path, default=Path("build/bench_scaling.json"))
     return turns.parse(parser, arguments, steps=5, warm_up=1)

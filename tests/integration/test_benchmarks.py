@@ -81,7 +81,8 @@ def test_a_step_is_measured_on_both_engines_in_turns(
 
 
 @pytest.mark.slow
-def test_steps_are_measured_for_group_sizes_and_for_models(
+@pytest.mark.timeout(900)  # six works, with a process for each and for each of their floors
+def test_steps_are_measured_for_group_sizes_models_and_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ((16, 1), (32, 2))
@@ -90,8 +91,8 @@ def test_steps_are_measured_for_group_sizes_and_for_models(
     )
     monkeypatch.setattr(scaling, "SHAPES", shapes)
     output = tmp_path / "figures" / "scaling.json"
-    asked = ["--model", str(tiny_model_dir), "--groups", "4", "16", "--steps", "2", "--threads", "1", "--dtype", "float32"]
-    scaling.main([*asked, "--output", str(output)])
+    asked = ["--model", str(tiny_model_dir), "--groups", "4", "16", "--prompts", "0", "128"]
+    scaling.main([*asked, "--steps", "2", "--threads", "1", "--dtype", "float32", "--output", str(output)])
     found = json.loads(output.read_text())
     assert [row["group_size"] for row in found["groups"]] == [4, 16]
     vocabulary, per_layer = 4096, [2 * h * h + 2 * h * h // 2 + 3 * 4 * h * h + 2 * h for h in (16, 32)]
@@ -99,11 +100,15 @@ def test_steps_are_measured_for_group_sizes_and_for_models(
         vocabulary * 16 + per_layer[0] + 16,
         vocabulary * 32 + 2 * per_layer[1] + 32,
     ]
-    for row in (*found["groups"], *found["sizes"]):
+    short, long = found["prompts"]
+    assert short["group_size"] == long["group_size"] == 16
+    assert short["prompt_tokens"] < 128 <= long["prompt_tokens"] < 192
+    for row in (*found["groups"], *found["sizes"], *found["prompts"]):
         assert row["seconds"] == row["steps"][1]  # the first of two is the warm-up
         assert row["seconds"] >= sum(row["phases"].values()) > 0
         assert row["floor"] > 0
-    assert "| group size | step, s |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(f"| {title} | step, s |" in printed for title in ("group size", "weights", "tokens of the prompt"))
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
