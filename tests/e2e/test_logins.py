@@ -97,7 +97,7 @@ def test_a_configuration_in_a_folder_counts_as_its_tracking_file_does(
     assert foreign.requests == []
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "reproduce"])
+@pytest.mark.parametrize("verb", [pytest.param("evaluate", marks=pytest.mark.slow), "reproduce"])
 def test_what_is_made_of_a_received_run_is_tracked_where_this_environment_says(
     grpo: Grpo, finished_run: tuple[Path, Any], tmp_path: Path, verb: str
 ) -> None:
@@ -192,7 +192,10 @@ def received(served: tuple[Path, Recorder], tmp_path: Path) -> Iterator[Path]:
     shutil.move(run, served[0])
 
 
-@pytest.mark.parametrize("command", ["report", "track", "export --register", "train --resume"])
+@pytest.mark.parametrize(
+    "command",
+    ["report", "train --resume", *(pytest.param(one, marks=pytest.mark.slow) for one in ("track", "export --register"))],
+)
 def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
     grpo: Grpo, served: tuple[Path, Recorder], received: Path, victim: dict[str, str], tmp_path: Path, command: str
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_rank_that_was_killed_is_told_by_the_command_and_by_prefect(
     assert cause in str(state.message)
 
 
+@pytest.mark.slow  # in CI: test_stack.py cancels a run of one process, test_launch.py ends the ranks of a command
 def test_a_deployed_run_that_is_cancelled_finishes_its_step_and_leaves_no_process(
     tiny_values: dict[str, Any], tmp_path: Path
 ) -> None:

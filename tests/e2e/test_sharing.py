@@ -50,7 +50,7 @@ def trained_alone(run: RunDir, folder: Path) -> RunDir:
 @pytest.mark.parametrize(
     ("name", "keys", "inherited"),
     [
-        ("shared", {"axes": {SYNC: [None, 12, 8]}}, [0, 11, 7]),
+        pytest.param("shared", {"axes": {SYNC: [None, 12, 8]}}, [0, 11, 7], marks=pytest.mark.slow),
         ("shared-settings", {"settings": {"late": {SYNC: 12}, "early": {SYNC: 8, "reference.mixup_alpha": 0.5}}}, [0, 7]),
     ],
 )

@@ -35,7 +35,12 @@ def expected(settings: str, data: dict[str, Any], folder: Path) -> dict[str, Any
     return flatten(validate_config({**import_config(folder / "settings.yaml").values, "data": data}))
 
 
-@pytest.mark.parametrize("name", [*NAMES, *sorted(path.stem for path in PUBLIC.glob("*.py"))])
+IN_CI = ("countdown", "synced")
+"""A public script, and one with a reference that moves."""
+CASES = [*NAMES, *sorted(path.stem for path in PUBLIC.glob("*.py"))]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_CI)) for name in CASES])
 def test_a_script_is_converted_by_its_import_line(name: str, tmp_path: Path, tiny_model_dir: Path) -> None:
     if name in NAMES:
         script, files = script_of(name), files_of(name)

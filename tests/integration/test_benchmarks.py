@@ -33,7 +33,7 @@ def test_sampling_is_measured_with_every_token_made(
     assert len([line for line in printed.err.splitlines() if "tokens/s" in line]) == 2 * 2 * 3
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_a_step_is_measured_on_both_engines_in_turns(
     tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

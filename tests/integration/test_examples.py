@@ -100,7 +100,7 @@ def test_own_data_is_what_is_trained_on(tmp_path: Path, run_example: Callable[[s
     assert run.steps["reward/mean"].between(0.01, 0.99).all()  # `math_answer` tells right from wrong
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_own_model_is_what_is_trained(tmp_path: Path, run_example: Callable[[str], str]) -> None:
     from grpo_core.policy.sources.find import weights_digest
 

@@ -141,8 +141,15 @@ def test_a_training_that_leaves_no_journal_is_told_by_what_ended_it(
         resume_training(run_dir.path, evaluate=False, progress=False)
 
 
-@pytest.mark.parametrize("action", ["wait", "wait first"])
-@pytest.mark.parametrize("asks", ["SIGTERM", "lifeline"])
+@pytest.mark.parametrize(
+    ("asks", "action"),
+    [
+        ("SIGTERM", "wait first"),
+        ("lifeline", "wait"),
+        pytest.param("SIGTERM", "wait", marks=pytest.mark.slow),
+        pytest.param("lifeline", "wait first", marks=pytest.mark.slow),
+    ],
+)
 def test_who_ends_the_process_in_it_ends_it_at_once(
     acting: Callable[..., RunDir], start_training: Any, tmp_path: Path, asks: str, action: str
 ) -> None:

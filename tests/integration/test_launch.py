@@ -158,7 +158,7 @@ def check_failure(run: Launched, code: int, reason: str, rank: int | None) -> No
     assert run.last_line == end.data["reason"]
 
 
-@pytest.mark.parametrize(("processes", "shards", "rank"), [(2, 1, 0), (4, 2, 2)])
+@pytest.mark.parametrize(("processes", "shards", "rank"), [(2, 1, 0), pytest.param(4, 2, 2, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_the_cause_and_not_who_lost_it(launch: Any, processes: int, shards: int, rank: int) -> None:
     run = launch({"training.processes": processes, "training.shards": shards, "rollout.num_prompts_per_step": 4})
     run.until(run.has_step)
@@ -228,6 +228,7 @@ def check_stop(run: Launched, code: int, reason: str) -> None:
     assert not run.run_dir.ranks.exists()
 
 
+@pytest.mark.slow  # in CI: Ctrl-C, the stop file and a dead parent, in short steps
 def test_a_step_of_40_seconds_is_finished_however_often_sigterm_comes(launch: Any) -> None:
     run = launch({"rewards": [{"fn": "of_test:slow"}]}, env={"SLEEP": "40"})
     run.until((run.run_dir.path / "in-step").exists)
@@ -337,6 +338,7 @@ def test_a_node_joins_when_the_first_has_come_to_the_training_and_ends_with_it(
     assert (again.returncode, again.stdout.splitlines()[-1]) == (0, "the run is finished")
 
 
+@pytest.mark.slow  # in CI: test_ranks.py kills ranks at each kind of place
 def test_killed_again_and_again_a_training_is_bitwise_the_one_that_never_was(tiny_run: Any, launch: Any) -> None:
     options = {
         **SEVERAL,

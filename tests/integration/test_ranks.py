@@ -82,6 +82,10 @@ LAYOUTS = ((2, 1), (4, 1), (2, 2), (4, 4), (4, 2))
 """(processes, shards)."""
 FEW_LAYOUTS = ((4, 1), (4, 2))
 Layout = tuple[int, int]
+KILLED = [
+    *((where, 2) for where in PLACES),
+    *(pytest.param(where, 1, marks=pytest.mark.slow) for where in ("update", "rename")),
+]
 
 
 @dataclass
@@ -187,7 +191,7 @@ def test_the_same_processes_repeat_bit_for_bit_beside_a_busy_neighbour(runs: Run
     repeats(first, again)
 
 
-@pytest.mark.parametrize(("where", "shards"), [*((where, 2) for where in PLACES), ("update", 1), ("rename", 1)])
+@pytest.mark.parametrize(("where", "shards"), KILLED)
 def test_a_run_one_of_whose_ranks_was_killed_is_resumed_bit_for_bit(runs: Runs, where: str, shards: int) -> None:
     killed = runs.create(f"killed in {where} {shards}", **{"training.processes": 2, "training.shards": shards})
     codes = runs.server.run("tests.support.killed_rank:train_until_killed", f"{killed.path} {where}", 2, killed.path)
@@ -201,7 +205,13 @@ def test_a_run_one_of_whose_ranks_was_killed_is_resumed_bit_for_bit(runs: Runs, 
 
 
 @pytest.mark.parametrize(
-    ("saved_by", "resumed_by"), [((2, 1), (1, 1)), ((2, 2), (4, 2)), ((2, 2), (4, 1)), ((4, 4), (1, 1)), ((1, 1), (2, 2))]
+    ("saved_by", "resumed_by"),
+    [
+        ((2, 1), (1, 1)),
+        ((2, 2), (4, 2)),
+        ((1, 1), (2, 2)),
+        *(pytest.param(*layouts, marks=pytest.mark.slow) for layouts in (((2, 2), (4, 1)), ((4, 4), (1, 1)))),
+    ],
 )
 def test_a_run_is_resumed_by_other_processes_and_shards(runs: Runs, saved_by: Layout, resumed_by: Layout) -> None:
     resumed = RunDir(runs.folder / f"{saved_by} then {resumed_by}")
@@ -216,7 +226,7 @@ def test_a_run_is_resumed_by_other_processes_and_shards(runs: Runs, saved_by: La
     assert (resume.data.get("processes", 1), resume.data.get("shards", 1)) == resumed_by
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_server_is_asked_by_the_first_process_and_all_get_its_completions(runs: Runs, shards: int) -> None:
     one, two = runs.trained("server"), runs.trained("server", 2, shards)
     agree(one, two)

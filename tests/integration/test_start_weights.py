@@ -194,7 +194,7 @@ def back_to(run_dir: RunDir, step: int) -> None:
     (run_dir.eval / "final.json").unlink()
 
 
-@pytest.mark.parametrize("fate", ["pruned", "trained again"])
+@pytest.mark.parametrize("fate", [pytest.param("pruned", marks=pytest.mark.slow), "trained again"])
 def test_a_run_resumes_from_its_own_copy_whatever_became_of_its_start(fate: str, continued: tuple[RunDir, Path]) -> None:
     run_dir, start = continued
     expected, before = newest_weights(run_dir), json.loads((run_dir.eval / "base.json").read_text())
@@ -215,7 +215,7 @@ def test_a_run_resumes_from_its_own_copy_whatever_became_of_its_start(fate: str,
     assert Path(subject.source) == run_dir.checkpoints / "step_000003" / "policy"
 
 
-@pytest.mark.parametrize("key", ["model.source", "model.lora.init_from"])
+@pytest.mark.parametrize("key", ["model.source", pytest.param("model.lora.init_from", marks=pytest.mark.slow)])
 def test_a_training_keeps_the_checkpoint_with_which_another_run_begins(
     key: str, tiny_config: Callable[..., Any], base: Path, tmp_path: Path
 ) -> None:
