@@ -87,8 +87,9 @@ def test_a_hung_child_that_ignores_sigterm_is_killed(tmp_path: Path, module: str
 
 @pytest.fixture
 def as_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run as in a process that a worker started."""
+    """Run as in a process that a worker started, whose API is away: without an address Prefect would start a server for it."""
     monkeypatch.setenv(FLOW_RUN_VARIABLE, "a-flow-run")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
 
 
 @pytest.fixture
