@@ -70,7 +70,8 @@ def freeze_faults(config: RunConfig, outline: Outline | None) -> list[str]:
 
 
 LEAST_SHARED = 128
-"""Tokens of the longest prompt of a batch from which completions share its keys and values on a CPU (`fast/caches.py`)."""
+"""Tokens of a batch's longest prompt from which completions share their prompt's keys and values on a CPU (`fast/caches.py`);
+with less, joining two attentions takes about as long as it saves."""
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
 FLOAT_BYTES = 4
 FULL_KL_COPIES = 4
